@@ -29,7 +29,7 @@ from jaxlib.mlir import ir
 
 from shardopt.extract.op_graph import CHEAP_TO_CLONE, GraphReader, free_values
 from shardopt.ir.loops import BRANCHES, CONTROL_FLOW, MAX_COUNTED, UNKNOWN_TRIPS, WHILE, trip_count
-from shardopt.ir.rewriting import defining, identity, operations, terminator
+from shardopt.ir.rewriting import BARRIER, defining, identity, operations, terminator
 from shardopt.mesh.mesh import Sharding
 
 # Operations that may write over an operand, and whose result has its sharding.
@@ -74,7 +74,7 @@ def numbered_operations(block: ir.Block) -> list[ir.Operation]:
             numbered += [
                 inner for region in op.regions for inner in numbered_operations(region.blocks[0])
             ]
-        elif op.name != "stablehlo.optimization_barrier":
+        elif op.name != BARRIER:
             numbered.append(op)
     return numbered
 
@@ -198,11 +198,17 @@ class RegionReader(GraphReader):
         if count is None:
             self.guessed.append(loop)
         carried = [self.tensor(value) for value in loop.operands]
+        waits = [self._waits([value]) for value in loop.operands]
         start, outer = len(self.ops), self.trips
         self.trips *= UNKNOWN_TRIPS if count is None else count
         for region in loop.regions:  # the condition, then the body
             for argument, tensor in zip(region.blocks[0].arguments, carried, strict=True):
                 self.bind(argument, tensor)
+            self.behind.update(
+                (argument, behind)
+                for argument, behind in zip(region.blocks[0].arguments, waits, strict=True)
+                if behind
+            )
             yielded = self._add_block(region.blocks[0], group, repeat)
         self.trips = outer
         self.loops.append((start, len(self.ops)))

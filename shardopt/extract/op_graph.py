@@ -3,8 +3,8 @@ operations.
 
 Sharding rules come from the native pass `sdy-populate-op-sharding-rules`. Operations it knows no
 rule for get one here where the meaning is plain (constants and iotas may be made in any sharding);
-`optimization_barrier` is transparent: its results are its operands. What is left has `rule=None`
-and is treated as opaque by every planner."""
+`optimization_barrier` is transparent: its results are its operands, and who reads one waits for all
+of them (`Op.waits`). What is left has `rule=None` and is treated as opaque by every planner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardopt.extract.windows import read_windows
 from shardopt.graph.op_flops import Work
 from shardopt.graph.op_graph import MARKER, FactorRule, Op, OpGraph, Tensor
 from shardopt.ir.loops import CONTROL_FLOW
-from shardopt.ir.rewriting import operations
+from shardopt.ir.rewriting import BARRIER, operations
 
 _RULE = "sdy.sharding_rule"
 _COMBINERS = {
@@ -229,6 +229,11 @@ def free_values(op: ir.Operation) -> list[ir.Value]:
     return list(free)
 
 
+def reads(op: ir.Operation) -> list[ir.Value]:
+    """Operands and the outer values its regions capture."""
+    return [*op.operands, *free_values(op)] if len(op.regions) else list(op.operands)
+
+
 def _collect_free(block: ir.Block, inside: set[ir.Value], free: dict[ir.Value, None]) -> None:
     inside.update(block.arguments)
     for inner in block.operations:
@@ -264,6 +269,7 @@ class GraphReader:
     loops: list[tuple[int, int]] = field(default_factory=list)
     carried: set[int] = field(default_factory=set)
     types: dict[ir.Type, Tensor] = field(default_factory=dict)
+    behind: dict[ir.Value, tuple[int, ...]] = field(default_factory=dict)
     block: int = 0
     trips: int = 1
 
@@ -291,12 +297,12 @@ class GraphReader:
     def add_ops(self, ops: Iterable[ir.Operation], *, group: int = -1, repeat: int = 1) -> None:
         """Read operations in order; terminators must not be among them."""
         for op in ops:
-            if op.name == "stablehlo.optimization_barrier":
-                for operand, result in zip(op.operands, op.results, strict=True):
-                    self.bind(result, self.tensor(operand))
+            if op.name == BARRIER:
+                self._pass_on(op)
                 continue
             operands = tuple(map(self.tensor, op.operands))
-            captured = tuple(map(self.tensor, free_values(op))) if len(op.regions) else ()
+            free = free_values(op) if len(op.regions) else []
+            captured = tuple(map(self.tensor, free))
             results = tuple(map(self.tensor, op.results))
             rule, work = read_rule(op), self._work(op, operands, results)
             self.handles.append(op)
@@ -315,8 +321,22 @@ class GraphReader:
                     is_zero(op),
                     read_windows(op, rule),
                     work.transcendentals,
+                    self._waits([*op.operands, *free]),
                 )
             )
+
+    def _pass_on(self, barrier: ir.Operation) -> None:
+        tensors = tuple(map(self.tensor, barrier.operands))
+        for tensor, result in zip(tensors, barrier.results, strict=True):
+            self.bind(result, tensor)
+        behind = tuple(dict.fromkeys((*tensors, *self._waits(barrier.operands))))
+        self.behind.update(dict.fromkeys(barrier.results, behind))
+
+    def _waits(self, values: Iterable[ir.Value]) -> tuple[int, ...]:
+        """What went through the barriers right before `values`."""
+        if not self.behind:
+            return ()
+        return tuple(dict.fromkeys(t for value in values for t in self.behind.get(value, ())))
 
     def _work(self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]) -> Work:
         if op.name in CONTROL_FLOW:

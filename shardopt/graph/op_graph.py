@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -70,7 +71,9 @@ class Op:
     (layer, stage or -1). `repeat` counts all executions in a step, `trips` those in one execution
     of the group: more than one inside a loop. `zero` is set for a constant of zeros. `windows` say
     what moves along the permutation factors of the rule, where that is known. `flops` and
-    `transcendentals` are the work of one execution (`shardopt.graph.op_flops`)."""
+    `transcendentals` are the work of one execution (`shardopt.graph.op_flops`). `waits` are the
+    values that came through a barrier together with an operand: the operation runs behind those
+    that make them, and is not fused with any."""
 
     name: str
     operands: tuple[int, ...]
@@ -85,11 +88,20 @@ class Op:
     zero: bool = False
     windows: tuple[Window, ...] = ()
     transcendentals: float = 0.0
+    waits: tuple[int, ...] = ()
 
     @property
     def weighted_flops(self) -> float:
         """FLOPs that take as long as its FLOPs and transcendentals."""
         return Work(self.flops, self.transcendentals).weighted_flops
+
+    def renamed(self, names: Mapping[int, int]) -> Op:
+        """The operation on other tensors."""
+        operands, waits = (
+            tuple(names.get(tensor, tensor) for tensor in each)
+            for each in (self.operands, self.waits)
+        )
+        return replace(self, operands=operands, waits=waits)
 
     @property
     def scope(self) -> tuple[int, int]:
@@ -143,6 +155,11 @@ class OpGraph:
     def consumers(self) -> tuple[tuple[int, ...], ...]:
         """For each tensor, the ops that read it, in program order, each once."""
         return self._consumers
+
+    @cached_property
+    def fenced(self) -> frozenset[int]:
+        """Tensors that go through a barrier."""
+        return frozenset(tensor for op in self.ops for tensor in op.waits)
 
     @cached_property
     def _producers(self) -> tuple[int, ...]:

@@ -20,10 +20,9 @@ from operator import attrgetter
 
 from shardopt.graph.op_graph import Op, OpGraph
 
+_ELSEWHERE = ("operands", "results", "rule", "group", "block", "waits")
 # Whatever else is known about an operation is part of its kind.
-_OF_KIND = attrgetter(
-    *(f.name for f in fields(Op) if f.name not in ("operands", "results", "rule", "group", "block"))
-)
+_OF_KIND = attrgetter(*(f.name for f in fields(Op) if f.name not in _ELSEWHERE))
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,10 @@ def structure_of(graph: OpGraph, ops: Iterable[int] | None = None) -> Structure:
         kind = kinds.of(_kind(op, rules))
         operands = [numbers.setdefault(tensor, len(numbers)) for tensor in op.operands]
         results = [numbers.setdefault(tensor, len(numbers)) for tensor in op.results]
+        waits = [numbers[tensor] for tensor in op.waits if tensor in numbers]
         rows.append(
             f"{kind} {operands}{results}{groups.of(op.group)} {blocks.of((op.group, op.block))}"
+            + f" {waits}" * bool(waits)
         )
     ends: list[list[int]] = []
     if ops is None:

@@ -7,7 +7,7 @@ built again one by one from Python."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
@@ -37,6 +37,8 @@ _DISPOSABLE = frozenset(
         "stablehlo.transpose",
     }
 )
+
+BARRIER = "stablehlo.optimization_barrier"
 
 # Attributes by which a frontend steers the compiler; an op that carries one is a statement of the
 # user.
@@ -118,6 +120,17 @@ def replace_op(op: ir.Operation, values: Sequence[ir.Value]) -> None:
     erase_dead(operands)
 
 
+def replace_reads(op: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
+    """Let `op`, and the operations in its regions, read other values."""
+    for k, operand in enumerate(op.operands):
+        if operand in values:
+            op.operands[k] = values[operand]
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                replace_reads(inner.operation, values)
+
+
 def erase_dead(values: Sequence[ir.Value]) -> None:
     """Erase the disposable producers of `values` that have no use left, and so on through their
     operands."""
@@ -133,6 +146,21 @@ def erase_dead(values: Sequence[ir.Value]) -> None:
 
 def has_user_attribute(op: ir.Operation) -> bool:
     return any(name in op.attributes for name in USER_ATTRIBUTES)
+
+
+def barrier(
+    values: Sequence[ir.Value], loc: ir.Location, ip: ir.InsertionPoint | None = None
+) -> ir.Operation:
+    """A new `optimization_barrier`: hands `values` on once all of them are there."""
+    types = [value.type for value in values]
+    return ir.Operation.create(BARRIER, types, list(values), loc=loc, ip=ip)
+
+
+def past_barriers(value: ir.Value) -> ir.Value:
+    """What goes into the barriers that `value` comes out of."""
+    while (maker := defining(value, BARRIER)) is not None:
+        value = maker.operands[ir.OpResult(value).result_number]
+    return value
 
 
 def identity(value: ir.Value, loc: ir.Location, ip: ir.InsertionPoint) -> ir.Operation:

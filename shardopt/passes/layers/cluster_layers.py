@@ -10,15 +10,18 @@ of its forward, an update that of its parameter.
     %9 = stablehlo.dot_general %8, %3        %9 = stablehlo.dot_general %8, %3 {shardopt.layer = 1}
 
 1. Find which loop results are gradients of which arguments (`_gradients`).
-2. Solve the layer DP on the body (`shardopt.solve.stages.layers.layering`, Alpa §5.1). The forward
-   operations at which layers begin, or the layers of all operations, may come from a plan file.
-3. Let the operations outside the loop follow (`shardopt.solve.stages.layers.ownership`).
+2. Solve the layer DP on the body (`shardopt.solve.stages.layers.layering`, Alpa §5.1), as it would
+   be without `jax.checkpoint`: what is computed again belongs to the layer of its original. The
+   forward operations at which layers begin, or the layers of all operations, may come from a plan
+   file.
+3. Let the operations outside the loop follow (`shardopt.solve.stages.layers.ownership`), and
+   barriers the last layer that reads them (`shardopt.passes.layers.barriers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
 
@@ -29,11 +32,13 @@ from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import Program, read_program
 from shardopt.extract.op_graph import GraphReader
+from shardopt.extract.repeated_ops import behind_barriers, repeated_ops
 from shardopt.graph.op_graph import SHARED
 from shardopt.ir.loops import BRANCHES
 from shardopt.ir.rewriting import defining, terminator
 from shardopt.passes.base import Pass, PassContext, option, plan_option
 from shardopt.passes.from_plan.layers import first_ops, write_layers
+from shardopt.passes.layers.barriers import free_shared, place_barriers
 from shardopt.planfile.plan_file import load_plan_file
 from shardopt.solve.stages.layers.layering import Layering, LayerProblem, assign_layers
 from shardopt.solve.stages.layers.ownership import Ownership, OwnershipProblem, assign_owners
@@ -116,8 +121,24 @@ def _elements(value: ir.Value) -> int:
     )
 
 
-def _extract_body(program: Program, options: ClusterLayers) -> tuple[GraphReader, LayerProblem]:
-    reader = GraphReader()
+@dataclass
+class _BodyReader(GraphReader):
+    """A graph without recomputation: who reads a value of `repeated` operations reads the
+    original."""
+
+    repeated: Mapping[ir.Operation, ir.Operation] = field(default_factory=dict)
+
+    def add_ops(self, ops: Iterable[ir.Operation], *, group: int = -1, repeat: int = 1) -> None:
+        for op in ops:
+            if op not in self.repeated:
+                super().add_ops([op], group=group, repeat=repeat)
+                continue
+            for result, original in zip(op.results, self.repeated[op].results, strict=True):
+                self.bind(result, self.tensor(original))
+
+
+def _extract_body(program: Program, options: ClusterLayers) -> tuple[_BodyReader, LayerProblem]:
+    reader = _BodyReader(repeated=repeated_ops(program.body_ops))
     for argument in program.body_block.arguments:
         reader.tensor(argument)
     reader.add_ops(program.body_ops)
@@ -138,8 +159,18 @@ def _extract_body(program: Program, options: ClusterLayers) -> tuple[GraphReader
     given = load_plan_file(options.plan).layers if options.plan else None
     count, least = options.layers or (given.count if given else None), options.least_layers
     starts = first_ops(reader.handles, given.starts) if given else ()
+    behind = behind_barriers(program.body_ops)
     return reader, LayerProblem(
-        graph, gradients, accumulators, free, count, least, options.delta, options.method, starts
+        graph,
+        gradients,
+        accumulators,
+        free,
+        count,
+        least,
+        options.delta,
+        options.method,
+        starts,
+        frozenset(number for number, op in enumerate(reader.handles) if op in behind),
     )
 
 
@@ -226,7 +257,9 @@ class ClusterLayers(Pass):
             program = read_program(module)
             given = load_plan_file(self.plan).layers if self.plan else None
             if given is not None and given.body is not None:
+                repeated = repeated_ops(program.body_ops)
                 pm.statistic("layers", write_layers(program, given))
+                free_shared(program.body_ops, repeated)
                 return
             body, problem = _extract_body(program, self)
             layering = assign_layers(problem)
@@ -235,7 +268,12 @@ class ClusterLayers(Pass):
         main, ownership = _extract_main(program, body, layering)
         owners = assign_owners(ownership)
         _annotate(body, layering.layer)
+        for op, original in body.repeated.items():
+            op.attributes[LAYER] = original.attributes[LAYER]
         _annotate(main, owners.op_layer)
+        for ops in (program.body_ops, program.prologue, program.epilogue):
+            free_shared(ops, body.repeated)
+            place_barriers(ops)
         _annotate_arguments(program, main, owners)
         pm.statistic("layers", layering.num_layers)
         pm.statistic("ops clustered", len(body.ops) + len(main.ops))

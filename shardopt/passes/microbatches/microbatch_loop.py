@@ -16,7 +16,7 @@ from shardopt.extract.op_graph import GraphReader, identity_rule
 from shardopt.forms.microbatched_form import MICROBATCH
 from shardopt.graph.microbatching import Accumulator, BodyOp, Splat, TimePlan, View
 from shardopt.graph.op_graph import Op
-from shardopt.ir.rewriting import defining
+from shardopt.ir.rewriting import BARRIER, barrier
 from shardopt.passes.microbatches.batching import (
     Microbatch,
     blocks_type,
@@ -26,8 +26,6 @@ from shardopt.passes.microbatches.batching import (
     split_blocks,
 )
 
-_BARRIER = "stablehlo.optimization_barrier"
-
 
 class StepReader(GraphReader):
     """A graph in which an `optimization_barrier` of k values is k ops, so that each may run in its
@@ -35,7 +33,7 @@ class StepReader(GraphReader):
 
     def add_ops(self, ops: Iterable[ir.Operation], *, group: int = -1, repeat: int = 1) -> None:
         for op in ops:
-            if op.name != _BARRIER:
+            if op.name != BARRIER:
                 super().add_ops([op], group=group, repeat=repeat)
                 continue
             for operand, result in zip(op.operands, op.results, strict=True):
@@ -76,7 +74,8 @@ class LoopWriter:
     def write(self) -> None:
         old_ops = [op.operation for op in self.block.operations]
         terminator = old_ops.pop()
-        before, after = self._main_ops(self.plan.prologue), self._main_ops(self.plan.epilogue)
+        before = self._main_ops(self.plan.prologue, before_loop=True)
+        after = self._main_ops(self.plan.epilogue)
         with ir.InsertionPoint(terminator), self.loc:
             captured = self._captured()
             initial = [self._initial(accumulator) for accumulator in self.plan.accumulators]
@@ -92,21 +91,22 @@ class LoopWriter:
 
     # ---- @main ----
 
-    def _main_ops(self, indices: Sequence[int]) -> list[ir.Operation]:
+    def _main_ops(self, indices: Sequence[int], before_loop: bool = False) -> list[ir.Operation]:
         """The operations of ops of the graph; of a barrier that runs in several places, the part
-        that runs here."""
+        that runs here. None runs before the loop, where there is no backward pass to wait for."""
         handles = []
         for handle, group in groupby(indices, key=lambda k: self.reader.handles[k]):
-            if handle.name != _BARRIER:
+            if handle.name != BARRIER:
                 handles.append(handle)
                 continue
             ops = [self.reader.ops[k] for k in group]
-            with ir.InsertionPoint(handle):
-                new = _barrier([self.values[op.operands[0]] for op in ops], handle.location)
-            for op, value in zip(ops, new, strict=True):
+            values = [self.values[op.operands[0]] for op in ops]
+            if not before_loop or len(ops) == len(handle.results):
+                handles.append(barrier(values, handle.location, ir.InsertionPoint(handle)))
+                values = list(handles[-1].results)
+            for op, value in zip(ops, values, strict=True):
                 self.values[op.results[0]].replace_all_uses_with(value)
                 self.values[op.results[0]] = value
-            handles.append(_defining(new[0]))
         return handles
 
     def _captured(self) -> list[ir.Value]:
@@ -184,9 +184,11 @@ class LoopWriter:
     def _write_ops(
         self, microbatch: Microbatch, handle: ir.Operation, body_ops: Sequence[BodyOp]
     ) -> None:
-        if handle.name == _BARRIER:
+        if handle.name == BARRIER:
             sources = [self._operand(microbatch, body_op.operands[0]) for body_op in body_ops]
-            for body_op, value in zip(body_ops, _barrier(sources, handle.location), strict=True):
+            for body_op, value in zip(
+                body_ops, barrier(sources, handle.location).results, strict=True
+            ):
                 self.body_values[body_op.results[0]] = value
             return
         for body_op in body_ops:
@@ -223,19 +225,6 @@ def _erase(op: ir.Operation) -> None:
     if any(True for result in op.results for _ in result.uses):
         raise AssertionError(f"the plan runs {op.name} only in the body, but @main still reads it")
     op.erase()
-
-
-def _defining(value: ir.Value) -> ir.Operation:
-    op = defining(value)
-    assert op is not None
-    return op
-
-
-def _barrier(values: Sequence[ir.Value], loc: ir.Location) -> list[ir.Value]:
-    types = [value.type for value in values]
-    return list(
-        ir.Operation.create(_BARRIER, results=types, operands=list(values), loc=loc).results
-    )
 
 
 def _ui32() -> ir.IntegerType:

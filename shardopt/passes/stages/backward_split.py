@@ -21,9 +21,9 @@ from jaxlib.mlir.dialects import mpmd
 
 from shardopt.dialect.mpmd import KIND, fragment, mesh_tensor_type
 from shardopt.dialect.program import Program, body_of
-from shardopt.extract.op_graph import CHEAP_TO_CLONE
+from shardopt.extract.op_graph import CHEAP_TO_CLONE, reads
 from shardopt.ir.rewriting import defining, terminator
-from shardopt.passes.stages.outlining import clone_into, reads
+from shardopt.passes.stages.outlining import clone_into
 
 _FRAGMENT = "mpmd.fragment"
 # What another fragment or mesh waits for runs in the first half; the kind of that half, by the kind

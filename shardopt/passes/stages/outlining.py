@@ -16,15 +16,15 @@ that reads them gets a copy. The rest follows: a group's inputs, what it returns
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import mpmd
 
 from shardopt.dialect.mpmd import LAYER, fragment, mesh_tensor_type, parse_mesh_tensor, transfer
-from shardopt.extract.op_graph import free_values
-from shardopt.ir.rewriting import defining
+from shardopt.extract.op_graph import reads
+from shardopt.ir.rewriting import defining, replace_reads
 
 
 @dataclass
@@ -57,11 +57,6 @@ class Resolved:
     ops: list[ir.Operation]
     inputs: list[ir.Value]
     defined: dict[ir.Value, None]
-
-
-def reads(op: ir.Operation) -> list[ir.Value]:
-    """Operands and the outer values its regions capture."""
-    return [*op.operands, *free_values(op)] if len(op.regions) else list(op.operands)
 
 
 def resolve(
@@ -160,14 +155,3 @@ def clone_into(
         del new.attributes[LAYER]
     values.update(zip(op.results, new.results, strict=True))
     return new
-
-
-def replace_reads(op: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
-    """Let `op`, and the operations in its regions, read other values."""
-    for k, operand in enumerate(op.operands):
-        if operand in values:
-            op.operands[k] = values[operand]
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                replace_reads(inner.operation, values)

@@ -18,6 +18,7 @@ from shardopt.dialect.program import Program
 from shardopt.extract.batch_arguments import argument_name, batch_numbers
 from shardopt.extract.control_flow import RegionReader
 from shardopt.extract.op_graph import sharding_rules
+from shardopt.extract.repeated_ops import repeated_ops
 from shardopt.graph.op_graph import SHARED
 from shardopt.ir.rewriting import defining, shape_of
 from shardopt.solve.presets.base import InputKinds
@@ -88,10 +89,26 @@ class _StepReader:
         }
         tied = (*carried, *donated, *reader.take_ties())
         tied = tuple((a, b) for a, b in tied if a != b)
-        graph = reader.graph(returned)
         return StepGraph(
-            graph, tuple(self.layers), (begin, stop), carried, tied, owner, frozenset(self.literals)
+            reader.graph(returned),
+            tuple(self.layers),
+            (begin, stop),
+            carried,
+            tied,
+            owner,
+            frozenset(self.literals),
+            self._repeated(),
         )
+
+    def _repeated(self) -> dict[int, int]:
+        """tensor computed again -> the one that it equals."""
+        made = {tensor for op in self.reader.ops for tensor in op.results}
+        pairs = (
+            tuple(map(self.reader.tensor, values))
+            for op, original in repeated_ops(self.program.body_ops).items()
+            for values in zip(op.results, original.results, strict=True)
+        )
+        return {again: first for again, first in pairs if again != first and again in made}
 
     def _read(self, ops: Iterable[ir.Operation], repeat: int = 1) -> None:
         for op in ops:

@@ -24,13 +24,13 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import Program
+from shardopt.extract.op_graph import reads
 from shardopt.graph.op_graph import SHARED
-from shardopt.ir.rewriting import defining
-from shardopt.passes.stages.outlining import clone_into, reads, replace_reads
+from shardopt.ir.rewriting import barrier, defining, replace_reads
+from shardopt.passes.stages.outlining import clone_into
 
 # Its results differ from run to run.
 _NEVER_AGAIN = "stablehlo.rng"
-_BARRIER = "stablehlo.optimization_barrier"
 
 
 def recompute_forward(program: Program, unit_of_layer: Mapping[int, int]) -> int:
@@ -151,13 +151,7 @@ class _Body:
             v for v in reads(first) if self.latest.get(v, SHARED) > self.units[number].last_layer
         )
         passed = [*entering, gradient]
-        barrier = ir.Operation.create(
-            _BARRIER,
-            [v.type for v in passed],
-            passed,
-            loc=first.location,
-            ip=ir.InsertionPoint(first),
-        )
-        barrier.attributes[LAYER] = first.attributes[LAYER]
-        replace_reads(first, {gradient: barrier.results[len(entering)]})
-        return dict(zip(entering, barrier.results, strict=False))
+        behind = barrier(passed, first.location, ir.InsertionPoint(first))
+        behind.attributes[LAYER] = first.attributes[LAYER]
+        replace_reads(first, {gradient: behind.results[len(entering)]})
+        return dict(zip(entering, behind.results, strict=False))

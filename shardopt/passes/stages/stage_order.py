@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import Program
+from shardopt.extract.op_graph import reads
 from shardopt.graph.op_graph import SHARED
-from shardopt.passes.stages.outlining import reads
+from shardopt.passes.stages.cut_repeats import CutReads
 from shardopt.passes.stages.staging import StagePlacement
 
 
@@ -16,16 +16,18 @@ def out_of_order(program: Program, placement: StagePlacement) -> tuple[ir.Operat
     """The first operation of the body that its stage cannot run in time, and what is wrong; None if
     all can.
 
-    What depends on a later stage is backward; it must not go on to a later stage again.
+    What depends on a later stage is backward; it must not go on to a later stage again. What is
+    computed again never does (`shardopt.passes.stages.cut_repeats`).
     """
+    cut = CutReads(program, placement.stage)
     latest: dict[ir.Value, int] = {}
     backward: dict[ir.Value, int] = {}
     for op in program.body_ops:
-        stage = placement.stage(ir.IntegerAttr(op.attributes[LAYER]).value)
+        stage = cut.stage(op)
         if stage == SHARED:
             continue
-        values = reads(op)
-        for value in values:
+        values, instead = reads(op), cut.of(op)
+        for value in (instead.get(value, value) for value in values):
             if backward.get(value, stage) < stage:
                 return op, (
                     f"expected '{op.name}' of stage {stage} to read backward values of stages from "

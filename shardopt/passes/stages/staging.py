@@ -1,8 +1,10 @@
 """Rewrite a clustered program onto stages: `@main` and `@microbatch` become fragments on meshes.
 
 The loop body gives one forward and one backward fragment a stage. An operation is backward when it
-depends on an operation of a later stage, and also when only the backward of its stage reads it,
-from values that are kept for that backward anyway: then there is less to keep. Operations around
+depends on an operation of a later stage, through a barrier too, and also when only the backward of
+its stage reads it, from values that are kept for that backward anyway: then there is less to keep.
+What is computed again does not leave its stage (`shardopt.passes.stages.cut_repeats`). Operations
+around
 the loop are grouped by stage and by how many mesh crossings precede them, so that one fragment
 never waits for another that waits for it."""
 
@@ -24,10 +26,12 @@ from shardopt.dialect.donation import (
 )
 from shardopt.dialect.mpmd import IN_FLIGHT, LAYER, RECOMPUTE, write_methods, write_topology
 from shardopt.dialect.program import Program, read_program
+from shardopt.extract.op_graph import reads
 from shardopt.graph.op_graph import SHARED
 from shardopt.ir.rewriting import defining, symbol_name
 from shardopt.mesh.mesh import Mesh
-from shardopt.passes.stages.outlining import Group, Outliner, Resolved, reads, resolve
+from shardopt.passes.stages.cut_repeats import cut_repeats
+from shardopt.passes.stages.outlining import Group, Outliner, Resolved, resolve
 from shardopt.passes.stages.recomputation import recompute_forward
 
 
@@ -73,12 +77,14 @@ def outline_stages(program: Program, placement: StagePlacement) -> None:
 
 class _Staging:
     def __init__(self, program: Program, placement: StagePlacement) -> None:
-        self.program = program
         self.placement = placement
         main_ops = [*program.prologue, *program.epilogue]
-        self.stage_of = {
-            op: placement.stage(_layer(op.attributes)) for op in (*main_ops, *program.body_ops)
-        }
+        self.stage_of = {op: placement.stage(_layer(op.attributes)) for op in main_ops}
+        stages, reached = self._depths(program)
+        rows = cut_repeats(program, placement.stage)
+        self.stage_of.update((op, stages[number]) for number, op in rows)
+        self.reached = {op: reached[number] for number, op in rows}
+        self.program = program = read_program(program.module)
         arguments = argument_attributes(program.main)
         self.argument_stage: dict[ir.Value, int] = {
             argument: max(placement.stage(_layer(attributes)), 0)
@@ -122,20 +128,27 @@ class _Staging:
         order = sorted(groups, key=lambda key: (0, key[1]) if key[0] == "fwd" else (1, -key[1]))
         return resolve((groups[key] for key in order), self.program.body_ops, self._is_shared)
 
+    def _depths(self, program: Program) -> tuple[list[int], list[int]]:
+        """For each operation of the body its stage, and the last stage that it depends on."""
+        latest: dict[ir.Value, int] = {}
+        stages = [self.placement.stage(_layer(op.attributes)) for op in program.body_ops]
+        depths = []
+        for op, stage in zip(program.body_ops, stages, strict=True):
+            depth = max((latest.get(value, SHARED) for value in reads(op)), default=SHARED)
+            latest.update((result, max(depth, stage)) for result in op.results)
+            depths.append(depth)
+        return stages, depths
+
     def _body_kinds(self) -> dict[ir.Operation, str]:
         """Kind of every operation of the body that belongs to a stage, in program order."""
-        latest: dict[ir.Value, int] = {}
         kinds: dict[ir.Operation, str] = {}
         readers: dict[ir.Value, list[ir.Operation]] = {}
         for op in self.program.body_ops:
             stage = self.stage_of[op]
-            values = reads(op)
-            reached = max((latest.get(value, SHARED) for value in values), default=SHARED)
-            latest.update((result, max(reached, stage)) for result in op.results)
-            for value in values:
+            for value in reads(op):
                 readers.setdefault(value, []).append(op)
             if stage != SHARED:
-                kinds[op] = "bwd" if reached > stage else "fwd"
+                kinds[op] = "bwd" if self.reached[op] > stage else "fwd"
         self._postpone(kinds, readers)
         return kinds
 

@@ -184,6 +184,8 @@ class _Placement:
                     self._provide(view)
 
     def _worth_cloning(self, op: Op, result: int) -> bool:
+        if op.name == "optimization_barrier":  # it keeps apart what runs in the body
+            return True
         grows = op.name == "broadcast_in_dim" and all(
             self.graph.tensors[t].size_bytes < self.graph.tensors[result].size_bytes
             for t in op.operands

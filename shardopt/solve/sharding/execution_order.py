@@ -76,7 +76,9 @@ def _loop(graph: OpGraph, span: range, consumers: Sequence[Sequence[int]]) -> Op
     kept = tuple(
         t for t in made if t in graph.outputs or any(reader not in span for reader in consumers[t])
     )
-    return Op("while", tuple(read), kept, None, group=inside[0].group, repeat=inside[0].repeat)
+    waits = dict.fromkeys(tensor for op in inside for tensor in op.waits if tensor not in made)
+    group, repeat = inside[0].group, inside[0].repeat
+    return Op("while", tuple(read), kept, None, group=group, repeat=repeat, waits=tuple(waits))
 
 
 def _fragments(graph: OpGraph) -> list[list[int]]:
@@ -109,6 +111,15 @@ class _Scheduler:
             for op in using:
                 if tensor not in self.fused:
                     self.reads.setdefault(op, []).append(tensor)
+        # What kernels wait for at a barrier, and do not read.
+        self.waits = {
+            kernel: [t for t in tensors if kernel not in (*self.readers[t], self.producers[t])]
+            for kernel, tensors in fusion.awaited(graph).items()
+        }
+        self.waiters: dict[int, list[int]] = {}
+        for kernel, tensors in self.waits.items():
+            for tensor in tensors:
+                self.waiters.setdefault(tensor, []).append(kernel)
 
     def results(self, kernel: int) -> list[int]:
         return [t for op in self.members[kernel] for t in self.graph.ops[op].results]
@@ -155,7 +166,11 @@ class _Scheduler:
         needs."""
         inside, kernels = set(ops), self.kernels(ops)
         waiting = {
-            op: sum(self.producers[t] in inside for t in self.reads.get(op, ())) for op in kernels
+            op: sum(
+                self.producers[t] in inside
+                for t in (*self.reads.get(op, ()), *self.waits.get(op, ()))
+            )
+            for op in kernels
         }
         left = {t: len(self.readers[t]) for op in kernels for t in self.reads.get(op, ())}
         heap: list[tuple[int, int]] = []
@@ -177,7 +192,7 @@ class _Scheduler:
                     if reader in waiting and not waiting[reader] and reader not in done:
                         heappush(heap, (-self._gain(reader, left), reader))
             for tensor in self.results(op):
-                for reader in self.readers[tensor]:
+                for reader in (*self.readers[tensor], *self.waiters.get(tensor, ())):
                     if reader in waiting:
                         waiting[reader] -= 1
                         if not waiting[reader]:

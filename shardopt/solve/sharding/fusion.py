@@ -88,6 +88,16 @@ class Fusion:
     readers: tuple[tuple[int, ...], ...]
     kernel: tuple[int, ...] = ()
 
+    def awaited(self, graph: OpGraph) -> dict[int, list[int]]:
+        """For each kernel the values for which its operations wait at a barrier."""
+        found: dict[int, dict[int, None]] = {}
+        for index, op in enumerate(graph.ops):
+            is_fused = op.waits and op.results and op.results[0] in self.fused
+            own = (self.kernel[index] if self.kernel else index,)
+            for kernel in self.readers[op.results[0]] if is_fused else own:
+                found.setdefault(kernel, {}).update(dict.fromkeys(op.waits))
+        return {kernel: list(tensors) for kernel, tensors in found.items() if tensors}
+
 
 def fuse(graph: OpGraph, cheap_to_clone: Set[int]) -> Fusion:
     """`cheap_to_clone` are values that each reader makes for itself."""
@@ -112,8 +122,8 @@ def fuse(graph: OpGraph, cheap_to_clone: Set[int]) -> Fusion:
 
 
 def _fusible(graph: OpGraph, cheap_to_clone: Set[int]) -> set[int]:
-    """Values that every reader can compute on its way."""
-    kept = set(graph.outputs)
+    """Values that every reader can compute on its way. Nothing is fused through a barrier."""
+    kept = {*graph.outputs, *graph.fenced}
     consumers = graph.consumers()
     fusible = set(cheap_to_clone)
     for op in graph.ops:

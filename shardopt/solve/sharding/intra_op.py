@@ -87,15 +87,15 @@ def build_problem(
 
 def find_cheap_to_clone(graph: OpGraph) -> frozenset[int]:
     """Tensors that each reader gets in the sharding it wants: no edge ties it to the others. What
-    leaves the graph or may be captured by regions is excluded, as it has to be one value."""
+    leaves the graph, goes through a barrier or may be captured by regions is excluded, as it has to
+    be one value."""
     made = {
         op.results[0]
         for op in graph.ops
         if is_cheap_to_clone(op, tuple(graph.tensors[t] for t in op.operands))
     }
-    return frozenset(
-        made.difference(graph.outputs, *(op.operands for op in graph.ops if is_opaque(op)))
-    )
+    captured = (op.operands for op in graph.ops if is_opaque(op))
+    return frozenset(made.difference(graph.outputs, graph.fenced, *captured))
 
 
 class IntraOpTables:

@@ -62,13 +62,15 @@ def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
 
     A kernel takes in one that reads its results if both go over as many elements, in one fragment
     and as often, and if all else that the reader reads was there before the first of them began:
-    then no kernel waits for itself."""
+    then no kernel waits for itself. None reaches over a barrier."""
     producers = graph.producers()
     reads: list[set[int]] = [set() for _ in graph.ops]
     for tensor, readers in enumerate(fusion.readers):
         if tensor not in fusion.fused:
             for reader in readers:
                 reads[reader].add(tensor)
+    for index, tensors in fusion.awaited(graph).items():
+        reads[index].update(tensors)
     kernels = {index: _Kernel({index}, reads[index]) for index in range(len(graph.ops))}
     number = list(range(len(graph.ops)))
     for index, op in enumerate(graph.ops):
@@ -80,6 +82,7 @@ def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
             maker = producers[tensor]
             if (
                 maker >= 0
+                and tensor not in graph.fenced
                 and _elements(graph, graph.ops[maker]) == size
                 and _runs_like(graph.ops[maker], op)
             ):

@@ -47,7 +47,7 @@ class CandidateProblem:
         """What crosses the cuts in a microbatch."""
         step = self.step
         layers = [layer if step.in_body(op) else SHARED for op, layer in enumerate(step.op_layer)]
-        return cut_transfers(step.graph, layers, self.num_layers, self.cluster)
+        return cut_transfers(step.graph, layers, self.num_layers, self.cluster, step.repeated)
 
     def mesh(self, config: StageConfig) -> Mesh:
         """The logical mesh of a config on the first devices of its host group."""

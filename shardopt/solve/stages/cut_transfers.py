@@ -7,7 +7,7 @@ really lies is decided by the shard phase."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,15 +76,20 @@ class CutTransfers:
 
 
 def cut_transfers(
-    graph: OpGraph, op_layer: Sequence[int], num_layers: int, cluster: Cluster
+    graph: OpGraph,
+    op_layer: Sequence[int],
+    num_layers: int,
+    cluster: Cluster,
+    repeated: Mapping[int, int] | None = None,
 ) -> CutTransfers:
     """`op_layer[i]` is negative for operations that every stage copies; what they make crosses
-    nothing."""
+    nothing. `repeated` as in `StepGraph`: later stages read the original of what is computed
+    again."""
     forward, backward = np.zeros(num_layers + 2, np.int64), np.zeros(num_layers + 2, np.int64)
-    consumers = graph.consumers()
+    layers = _reader_layers(graph, op_layer, repeated or {})
     for op, home in zip(graph.ops, op_layer, strict=True):
         for tensor in op.results if home >= 0 else ():
-            readers = [layer for c in consumers[tensor] if (layer := op_layer[c]) >= 0]
+            readers = layers[tensor]
             size = graph.tensors[tensor].size_bytes
             last, first = max(readers, default=home), min(readers, default=home)
             for crossing, low, high in (
@@ -94,3 +99,16 @@ def cut_transfers(
                 crossing[low + 1] += size  # over the cuts low + 1 to high
                 crossing[high + 1] -= size
     return CutTransfers(cluster, forward.cumsum()[:-1], backward.cumsum()[:-1])
+
+
+def _reader_layers(
+    graph: OpGraph, op_layer: Sequence[int], repeated: Mapping[int, int]
+) -> list[list[int]]:
+    """For each tensor the layers that read it."""
+    producers = graph.producers()
+    found: list[list[int]] = [[] for _ in graph.tensors]
+    for tensor, consumers in enumerate(graph.consumers()):
+        for layer in (op_layer[c] for c in consumers if op_layer[c] >= 0):
+            rises = tensor in repeated and layer > op_layer[producers[tensor]]
+            found[repeated[tensor] if rises else tensor].append(layer)
+    return found

@@ -12,8 +12,9 @@ phase reads the same from the staged form (`shardopt.passes.sharding.apply.accum
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardopt.graph.op_graph import MARKER, SHARED, FactorRule, Op, OpGraph
@@ -28,9 +29,9 @@ class StepGraph:
     `carried` are (before, after) of every accumulator; `tied` pairs, those of `carried` among them,
     end with equal shardings and lie in one buffer: also arguments and the results that replace
     them. `owner` is the layer whose stage holds an input; `literals` are constants whose elements
-    differ. `late[i]`: operation i waits for a value that depends on this layer, although it does
-    not read it. `merged_kernels` says whether the devices' compiler makes one kernel of those over
-    the same elements."""
+    differ. `repeated[t]` is the tensor of the forward pass that tensor t, computed again behind a
+    barrier, equals. `merged_kernels` says whether the devices' compiler makes one kernel of those
+    over the same elements."""
 
     graph: OpGraph
     op_layer: tuple[int, ...]
@@ -39,7 +40,7 @@ class StepGraph:
     tied: tuple[tuple[int, int], ...] = ()
     owner: Mapping[int, int] = field(default_factory=dict)
     literals: frozenset[int] = frozenset()
-    late: Mapping[int, int] = field(default_factory=dict)
+    repeated: Mapping[int, int] = field(default_factory=dict)
     merged_kernels: bool = False
 
     def __post_init__(self) -> None:
@@ -75,6 +76,43 @@ class StepGraph:
         """For each operation which values may be unreduced when all of the step lies on one
         mesh."""
         return find_linear(self.graph, self.tied)
+
+    def cut_at(self, *cuts: int) -> StepGraph:
+        """The step as it runs when stages begin at the layers `cuts`: what is computed again in an
+        earlier stage is not sent to a later one, which has been given the same in the forward pass.
+
+        Operations that nobody needs any more belong to no layer; numbers stay as they are."""
+        crossing = [
+            (op, tensor)
+            for op, tensor in self._rising
+            if any(self._home(tensor) < cut <= self.op_layer[op] for cut in cuts)
+        ]
+        if not crossing:
+            return self
+        ops, layers = list(self.graph.ops), list(self.op_layer)
+        for op, tensor in crossing:
+            ops[op] = ops[op].renamed({tensor: self.repeated[tensor]})
+        read = Counter(tensor for op in ops for tensor in op.operands)
+        read.update(self.graph.outputs)
+        for op in sorted({self.producers[tensor] for tensor in self.repeated}, reverse=True):
+            if not any(read[result] for result in ops[op].results):
+                layers[op] = SHARED
+                read.subtract(ops[op].operands)
+        graph = replace(self.graph, ops=tuple(ops))
+        return replace(self, graph=graph, op_layer=tuple(layers))
+
+    @cached_property
+    def _rising(self) -> tuple[tuple[int, int], ...]:
+        """(operation, operand) where something computed again goes on to a later layer."""
+        return tuple(
+            (reader, tensor)
+            for tensor in self.repeated
+            for reader in self.consumers[tensor]
+            if 0 <= self._home(tensor) < self.op_layer[reader]
+        )
+
+    def _home(self, tensor: int) -> int:
+        return self.op_layer[self.producers[tensor]]
 
     def is_shared(self, tensor: int) -> bool:
         """Whether every reader of the tensor makes a copy of it."""
@@ -115,10 +153,9 @@ class StepGraph:
         latest: dict[int, int] = {}
         reached = [SHARED] * len(self.graph.ops)
         for unit in self.units:
-            read = (tensor for op in unit for tensor in self.graph.ops[op].operands)
-            waits = max((self.late.get(op, SHARED) for op in unit), default=SHARED)
-            depth = max((latest.get(tensor, SHARED) for tensor in read), default=SHARED)
-            depth = max(depth, waits)
+            inside = (self.graph.ops[op] for op in unit)
+            awaited = (tensor for op in inside for tensor in (*op.operands, *op.waits))
+            depth = max((latest.get(tensor, SHARED) for tensor in awaited), default=SHARED)
             for op in unit:
                 reached[op] = depth
             for op in unit:

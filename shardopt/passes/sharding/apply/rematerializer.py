@@ -19,10 +19,8 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.strategy import OpStrategy, read_strategy, write_strategy
 from shardopt.extract.op_graph import CHEAP_TO_CLONE, GraphReader
-from shardopt.ir.rewriting import defining, identity
+from shardopt.ir.rewriting import barrier, defining, identity
 from shardopt.mesh.mesh import Sharding
-
-_BARRIER = "stablehlo.optimization_barrier"
 
 
 class Rematerializer:
@@ -90,16 +88,10 @@ class Rematerializer:
         passed = [*values] if anchor is None else [*values, anchor]
         if not passed:
             return {}
-        barrier = ir.Operation.create(
-            _BARRIER,
-            [v.type for v in passed],
-            passed,
-            loc=before.location,
-            ip=ir.InsertionPoint(before),
-        )
-        for value, result in zip(passed, barrier.results, strict=True):
+        results = barrier(passed, before.location, ir.InsertionPoint(before)).results
+        for value, result in zip(passed, results, strict=True):
             self.shardings[result] = self.shardings[value]
-        behind: dict[ir.Value, ir.Value] = dict(zip(passed, barrier.results, strict=True))
+        behind: dict[ir.Value, ir.Value] = dict(zip(passed, results, strict=True))
         if anchor is not None:
             _replace(before, anchor, behind.pop(anchor))
         return behind

@@ -3,8 +3,7 @@
 
 By *units*: a layer each, or all layers of a stage. The backward of a unit are its operations that
 depend on later units. What they read of the unit's forward is recomputed from what enters the
-unit, right before it is needed. Barriers are no operations of the graph, so the copies say
-themselves which layer they wait for."""
+unit, right before it is needed: the copies wait for a gradient."""
 
 from __future__ import annotations
 
@@ -58,9 +57,7 @@ class _Body:
         }
         self.tensors = list(step.graph.tensors)
         self.ops = list(step.graph.ops)
-        self.copies: dict[
-            int, list[tuple[Op, int, int]]
-        ] = {}  # before operation: (copy, its layer, what it waits for)
+        self.copies: dict[int, list[tuple[Op, int]]] = {}  # before operation: (copy, its layer)
 
     def repeat(self, number: int) -> None:
         """Copy what the backward of a unit needs of its forward."""
@@ -82,26 +79,33 @@ class _Body:
         recomputed = {
             tensor: self._fresh(tensor) for op in chain for tensor in step.graph.ops[op].results
         }
+        gradient = self._latest(readers[0])
         self.copies[readers[0]] = [
-            (
-                _reading(step.graph.ops[op], recomputed, True),
-                step.op_layer[op],
-                step.reached[readers[0]],
-            )
-            for op in chain
+            (self._copy(op, recomputed, gradient), step.op_layer[op]) for op in chain
         ]
         for op in readers:
-            self.ops[op] = _reading(
-                self.ops[op], {tensor: recomputed[tensor] for tensor in made}, False
-            )
+            self.ops[op] = self.ops[op].renamed({tensor: recomputed[tensor] for tensor in made})
+
+    def _latest(self, op: int) -> int:
+        """Of the tensors that an operation waits for, the one that depends on the last layer."""
+        step = self.step
+
+        def depth(tensor: int) -> int:
+            maker = step.producers[tensor]
+            return SHARED if maker < 0 else max(step.reached[maker], step.op_layer[maker])
+
+        return max((*step.graph.ops[op].operands, *step.graph.ops[op].waits), key=depth)
+
+    def _copy(self, op: int, recomputed: Mapping[int, int], gradient: int) -> Op:
+        original = self.step.graph.ops[op]
+        waits = (*original.waits, gradient) if self.step.op_layer[op] != SHARED else ()
+        results = tuple(recomputed[tensor] for tensor in original.results)
+        return replace(original.renamed(recomputed), results=results, waits=waits)
 
     def step_graph(self) -> StepGraph:
         step, ops, layers = self.step, list[Op](), list[int]()
-        late: dict[int, int] = {}
         for number, op in enumerate(self.ops):
-            for copy, layer, waits in self.copies.get(number, ()):
-                if layer != SHARED:
-                    late[len(ops)] = waits
+            for copy, layer in self.copies.get(number, ()):
                 ops.append(copy)
                 layers.append(layer)
             ops.append(op)
@@ -115,7 +119,6 @@ class _Body:
             ),
             op_layer=tuple(layers),
             loop=(step.loop[0], step.loop[1] + added),
-            late=late,
         )
 
     def _fresh(self, tensor: int) -> int:
@@ -159,13 +162,3 @@ class _Body:
         outside = {op for op in self._outside(chain) if self.step.op_layer[op] != SHARED}
         read = dict.fromkeys(tensor for op in chain for tensor in self.step.graph.ops[op].operands)
         return [tensor for tensor in read if self.step.producers[tensor] in outside]
-
-
-def _reading(op: Op, renaming: Mapping[int, int], renamed: bool) -> Op:
-    """The operation on other values; `renamed` also gives its results their new numbers."""
-    operands = tuple(renaming.get(tensor, tensor) for tensor in op.operands)
-    return replace(
-        op,
-        operands=operands,
-        results=tuple(renaming[t] for t in op.results) if renamed else op.results,
-    )

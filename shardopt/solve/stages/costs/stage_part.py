@@ -98,19 +98,21 @@ class StagePart:
 def cut_part(step: StepGraph, start: int, end: int, turn: int | None = None) -> StagePart:
     """The part of layers [start, end). Backward is what depends on layers from `turn` on, by
     default from `end`."""
-    return _Cutter(step, start, end, end if turn is None else turn).run()
+    return _Cutter(step.cut_at(start, end), start, end, end if turn is None else turn).run()
 
 
 _IN_LOOP = ("forward", "backward")
 _FIELDS = tuple(f.name for f in fields(Op))
 _VALUES = attrgetter(*_FIELDS)
-_OPERANDS, _RESULTS, _GROUP = map(_FIELDS.index, ("operands", "results", "group"))
+_CHANGED = tuple(map(_FIELDS.index, ("operands", "results", "group", "waits")))
 
 
-def _copy_of(op: Op, operands: tuple[int, ...], results: tuple[int, ...], group: int) -> Op:
-    """As `dataclasses.replace`, which looks at every field of every operation again."""
+def _copy_of(op: Op, *changed: tuple[int, ...] | int) -> Op:
+    """With other operands, results, group and waits. As `dataclasses.replace`, which looks at every
+    field of every operation again."""
     values = list(_VALUES(op))
-    values[_OPERANDS], values[_RESULTS], values[_GROUP] = operands, results, group
+    for position, value in zip(_CHANGED, changed, strict=True):
+        values[position] = value
     return Op(*values)
 
 
@@ -244,7 +246,8 @@ class _Cutter:
                 self._made(group if r in made and r not in shared_by_all else None, r)
                 for r in each.results
             )
-            self.ops.append(_copy_of(each, operands, results, group))
+            waits = self._waits(group, each)
+            self.ops.append(_copy_of(each, operands, results, group, waits))
             self.source_ops.append(op)
         for first, last in step.graph.loops:
             inner = [place[op] for op in range(first, last) if op in place]
@@ -262,6 +265,11 @@ class _Cutter:
             if not self.start <= home < self.end:
                 self.arrivals[number] = begin
         return self.number[key]
+
+    def _waits(self, group: int, op: Op) -> tuple[int, ...]:
+        """What the stage makes or is given anyway: a barrier asks for nothing of other stages."""
+        found = (self.number.get((group, t), self.number.get((None, t))) for t in op.waits)
+        return tuple(number for number in found if number is not None)
 
     def _made(self, group: int | None, source: int) -> int:
         number = self.number.setdefault((group, source), len(self.tensors))

@@ -60,7 +60,8 @@ class LayerProblem:
     `free_inputs` (the microbatch index) tie nothing to a layer. `accumulators[t] = a`: output t
     continues input a. `starts`, if there are any, are the operations at which layers begin, but for
     the first layer. `num_layers=None` finds the number, but never fewer than `least_layers`;
-    `method` is "dp" or a baseline, "equal-op" or "equal-layer"."""
+    `method` is "dp" or a baseline, "equal-op" or "equal-layer". Operations `behind` a barrier wait
+    for the backward pass, although they may read nothing of it."""
 
     graph: OpGraph
     weight_of: Mapping[int, tuple[int, ...]]
@@ -71,6 +72,7 @@ class LayerProblem:
     delta: float = 0.5
     method: str = "dp"
     starts: tuple[int, ...] = ()
+    behind: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -373,7 +375,8 @@ class _Assignment:
 
     def _assign_rest(self) -> None:
         """Step 4 and the sums: after forward operands the latest layer, after backward ones the
-        earliest."""
+        earliest. What runs with the backward pass, without being of it, begins in its first
+        layer."""
         backward: set[int] = set()
         for index, op in enumerate(self.graph.ops):
             made_by = [
@@ -381,10 +384,10 @@ class _Assignment:
             ]
             behind = [self.layer[p] for p in made_by if p in backward]
             if self.layer[index] == _UNKNOWN or index in self.summing:
-                self.layer[index] = (
-                    min(behind) if behind else max((self.layer[p] for p in made_by), default=0)
-                )
+                waits = index in self.problem.behind
+                latest = max((self.layer[p] for p in made_by), default=0)
+                self.layer[index] = min(behind, default=self.num_layers - 1 if waits else latest)
             elif self.forward[index] or self.shared[index]:
                 continue
-            if behind or self.needed[index]:
+            if behind or self.needed[index] or index in self.problem.behind:
                 backward.add(index)

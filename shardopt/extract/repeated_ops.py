@@ -1,0 +1,98 @@
+"""Operations that `jax.checkpoint` runs a second time: each with the one that it repeats.
+
+    %h = stablehlo.tanh %x                                     %h
+    %b:2 = stablehlo.optimization_barrier %x, %g          =>
+    %h2 = stablehlo.tanh %b#0                                  %h2 repeats %h
+
+JAX puts a barrier between the forward pass and what the backward pass computes again, which keeps
+compilers from merging the two. Values are numbered as if the barriers were not there: an operation
+behind a barrier whose name, attributes and operands have been seen before computes a value that
+there is already. This tells the recomputation of a forward pass from the backward pass proper, and
+from barriers that stand for something else."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.mpmd import LAYER
+from shardopt.extract.op_graph import reads
+from shardopt.ir.rewriting import BARRIER
+
+Key = Hashable
+
+
+def repeated_ops(ops: Sequence[ir.Operation]) -> dict[ir.Operation, ir.Operation]:
+    """operation -> the first one of `ops` that computes the same, for those behind a barrier, in
+    program order. `ops` are the operations of one block, in its order."""
+    if not any(op.name == BARRIER for op in ops):
+        return {}
+    numbering = _Numbering()
+    for op in ops:
+        numbering.add(op)
+    return numbering.repeated
+
+
+def behind_barriers(ops: Sequence[ir.Operation]) -> set[ir.Operation]:
+    """Those of `ops` that read what came out of a barrier, or is computed from that."""
+    values = set[ir.Value]()
+    found = set[ir.Operation]()
+    for op in ops:
+        if op.name == BARRIER or any(value in values for value in reads(op)):
+            found.add(op)
+            values.update(op.results)
+    return found
+
+
+class _Numbering:
+    """Equal numbers for values that are equal if barriers only hand their operands on."""
+
+    def __init__(self) -> None:
+        self.number: dict[ir.Value, int] = {}
+        self.first: dict[Key, ir.Operation] = {}
+        self.behind: set[ir.Value] = set()
+        self.repeated: dict[ir.Operation, ir.Operation] = {}
+
+    def add(self, op: ir.Operation) -> None:
+        if op.name == BARRIER:
+            for operand, result in zip(op.operands, op.results, strict=True):
+                self.number[result] = self._of(operand)
+            self.behind.update(op.results)
+            return
+        first = self.first.setdefault(self._key(op, {}), op) if _is_pure(op) else op
+        if any(value in self.behind for value in reads(op)):
+            self.behind.update(op.results)
+            if first != op:
+                self.repeated[op] = first
+        for result, known in zip(op.results, first.results, strict=True):
+            self.number[result] = self._of(known)
+
+    def _of(self, value: ir.Value) -> int:
+        return self.number.setdefault(value, len(self.number))
+
+    def _key(self, op: ir.Operation, inner: dict[ir.Value, int]) -> Key:
+        """What an operation computes. `inner` numbers the values of the regions that it is in, from
+        -1 downwards: these are equal where the regions are."""
+        attributes = tuple((name, op.attributes[name]) for name in op.attributes if name != LAYER)
+        operands = tuple(inner.get(value) or self._of(value) for value in op.operands)
+        types = tuple(result.type for result in op.results)
+        blocks = tuple(block for region in op.regions for block in region.blocks)
+        return op.name, attributes, operands, types, tuple(self._block(b, inner) for b in blocks)
+
+    def _block(self, block: ir.Block, inner: dict[ir.Value, int]) -> Key:
+        for argument in block.arguments:
+            inner[argument] = -1 - len(inner)
+        rows: list[Key] = [tuple(argument.type for argument in block.arguments)]
+        for view in block.operations:
+            rows.append(self._key(view.operation, inner))
+            for result in view.operation.results:
+                inner[result] = -1 - len(inner)
+        return tuple(rows)
+
+
+def _is_pure(op: ir.Operation) -> bool:
+    """Whether it gives the same whenever it is run."""
+    if op.name == "stablehlo.rng":
+        return False
+    return "has_side_effect" not in op.attributes or not op.attributes["has_side_effect"].value

@@ -1,0 +1,113 @@
+"""What `jax.checkpoint` computes again, where a stage ends inside of it: every stage computes its
+own part from what it was given in the forward pass.
+
+    %h = stablehlo.tanh %x {layer = 0}                      %h = stablehlo.tanh %x {layer = 0}
+    %y = stablehlo.dot_general %h, %w {layer = 1}           %y = stablehlo.dot_general %h, %w {layer = 1}
+    %b:2 = stablehlo.optimization_barrier %x, %g {layer = 1}
+    %h2 = stablehlo.tanh %b#0 {layer = 0}              =>   %h2 = stablehlo.tanh %x {layer = 0}
+    %y2 = stablehlo.dot_general %h2, %w {layer = 1}         %y2 = stablehlo.dot_general %h, %w {layer = 1}
+
+The backward pass goes from the last stage to the first. A value that is computed again in an early
+stage would go the other way; the later stage has the original. A barrier stays in its stage: what
+other stages read of it they have themselves, and their backward begins when the gradient arrives.
+`shardopt.solve.stages.step_graph` (`cut_at`) does the same when stages are priced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.mpmd import LAYER
+from shardopt.dialect.program import Program
+from shardopt.extract.op_graph import reads
+from shardopt.extract.repeated_ops import repeated_ops
+from shardopt.graph.op_graph import SHARED
+from shardopt.ir.rewriting import BARRIER, barrier, defining, replace_reads
+
+# The stage of a layer, SHARED for operations of no layer.
+StageOfLayer = Callable[[int], int]
+
+
+class CutReads:
+    """What the operations of a body read once stages are cut."""
+
+    def __init__(self, program: Program, stage_of_layer: StageOfLayer) -> None:
+        self.stage_of_layer = stage_of_layer
+        self.repeated = repeated_ops(program.body_ops)
+        self.original: dict[ir.Value, ir.Value] = {
+            again: first
+            for op, known in self.repeated.items()
+            for again, first in zip(op.results, known.results, strict=True)
+        }
+
+    def stage(self, op: ir.Operation) -> int:
+        return self.stage_of_layer(ir.IntegerAttr(op.attributes[LAYER]).value)
+
+    def of(self, op: ir.Operation) -> dict[ir.Value, ir.Value]:
+        """value that `op` reads -> what it reads instead."""
+        stage = self.stage(op)
+        if stage == SHARED:
+            return {}
+        changed = ((value, self._seen_from(stage, value)) for value in reads(op))
+        return {value: seen for value, seen in changed if seen != value}
+
+    def _seen_from(self, stage: int, value: ir.Value) -> ir.Value:
+        while (maker := defining(value)) is not None:
+            home = self.stage(maker)
+            if maker.name == BARRIER and home != stage:
+                value = maker.operands[ir.OpResult(value).result_number]
+            elif value in self.original and SHARED < home < stage:
+                value = self.original[value]
+            else:
+                break
+        return value
+
+    def passes(self, op: ir.Operation, k: int) -> bool:
+        """Whether something reads a value behind the barrier `op`, or its own stage makes it: that
+        is worth waiting for."""
+        maker = defining(op.operands[k])
+        made_here = maker is not None and self.stage(maker) == self.stage(op)
+        return made_here or _is_read(op.results[k])
+
+
+def cut_repeats(program: Program, stage_of_layer: StageOfLayer) -> list[tuple[int, ir.Operation]]:
+    """Rewrite the body of `program`, which is stale afterwards. Its operations in program order,
+    each with the number that it, or the barrier in whose place it is, had before."""
+    cut = CutReads(program, stage_of_layer)
+    ops = program.body_ops
+    changed = [(op, values) for op in ops if (values := cut.of(op))]
+    if not changed:
+        return list(enumerate(ops))
+    # An operation that reads something else is another key.
+    is_repeated = [op in cut.repeated for op in ops]
+    for op, values in changed:
+        replace_reads(op, values)
+    found: list[tuple[int, ir.Operation]] = []
+    for number, op in reversed(list(enumerate(ops))):
+        if op.name == BARRIER:
+            found += ((number, new) for new in _narrowed(op, cut))
+        elif is_repeated[number] and not any(map(_is_read, op.results)):
+            op.erase()
+        else:
+            found.append((number, op))
+    return found[::-1]
+
+
+def _narrowed(op: ir.Operation, cut: CutReads) -> Iterator[ir.Operation]:
+    """The barrier without the values that only other stages read; none if nobody reads it."""
+    kept = [k for k in range(len(op.results)) if cut.passes(op, k)]
+    if len(kept) == len(op.results):
+        yield op
+        return
+    if any(_is_read(op.results[k]) for k in kept):
+        new = barrier([op.operands[k] for k in kept], op.location, ir.InsertionPoint(op))
+        new.attributes[LAYER] = op.attributes[LAYER]
+        for k, result in zip(kept, new.results, strict=True):
+            op.results[k].replace_all_uses_with(result)
+        yield new
+    op.erase()
+
+
+def _is_read(value: ir.Value) -> bool:
+    return any(True for _ in value.uses)
