@@ -95,4 +95,5 @@ def _is_pure(op: ir.Operation) -> bool:
     """Whether it gives the same whenever it is run."""
     if op.name == "stablehlo.rng":
         return False
-    return "has_side_effect" not in op.attributes or not op.attributes["has_side_effect"].value
+    effect = op.attributes.get("has_side_effect", None)
+    return effect is None or not ir.BoolAttr(effect).value

@@ -17,6 +17,8 @@ of reducers) is named in a warning; shardings of code for one device (`manual`) 
    open, a mesh of one device) go.
 2. Constraints become markers; an annotated operation gets a marker behind each result.
 3. `annotations=drop` removes all of it instead; `annotations=require` makes the warning an error.
+
+Memories are not planned: a value that is to be kept in the memory of the host is an error.
 """
 
 from __future__ import annotations
@@ -53,6 +55,24 @@ _IDENTITIES = (*_CONSTRAINTS, "sdy.propagation_barrier")
 _STATEMENTS = ("sdy.sharding_group",)
 
 Annotated = ir.Operation | ir.BlockArgument
+
+
+def _refuse_offloading(main: ir.Operation, pm: PassContext) -> None:
+    """Raises where a value is to be kept in another memory than that of the devices."""
+    for op in operations(main, ("stablehlo.custom_call",)):
+        attributes = op.attributes.get("mhlo.frontend_attributes", None)
+        placed = (
+            entries(attributes).get("_xla_buffer_placement") if attributes is not None else None
+        )
+        if placed is None or ir.StringAttr(placed).value == "device":
+            continue
+        raise pm.error(
+            op,
+            f"expected values in the memory of the devices, found one to be kept in {placed} "
+            f"({ir.StringAttr(op.attributes['call_target_name']).value}), as checkpoint policies "
+            "that offload ask for; save it on the device (save_only_these_names) or compute it "
+            "again (nothing_saveable)",
+        )
 
 
 @dataclass
@@ -276,6 +296,7 @@ class ReadAnnotations(Pass):
                 manual[0],
                 f"expected a program for all devices, found 'sdy.manual_computation', {reason}",
             )
+        _refuse_offloading(main, pm)
         if self.annotations == "drop":
             pm.statistic("annotations dropped", _drop(module, main, pm))
         else:
