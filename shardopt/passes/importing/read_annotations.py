@@ -61,9 +61,9 @@ def _refuse_offloading(main: ir.Operation, pm: PassContext) -> None:
     """Raises where a value is to be kept in another memory than that of the devices."""
     for op in operations(main, ("stablehlo.custom_call",)):
         attributes = op.attributes.get("mhlo.frontend_attributes", None)
-        placed = (
-            entries(attributes).get("_xla_buffer_placement") if attributes is not None else None
-        )
+        if attributes is None:
+            continue
+        placed = entries(ir.DictAttr(attributes)).get("_xla_buffer_placement")
         if placed is None or ir.StringAttr(placed).value == "device":
             continue
         raise pm.error(
