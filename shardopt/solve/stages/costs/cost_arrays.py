@@ -231,7 +231,7 @@ class CostArrays:
 
     def _compute_seconds(self, candidate: Candidate) -> None:
         c = candidate[2]
-        part = self._part(candidate)
+        part = self.part(candidate)
         sharding = self.cost_cache.sharding(part, self.meshes[c], self.sharders[c])
         self.level[candidate] = SECONDS
         if not sharding.choice:
@@ -248,7 +248,7 @@ class CostArrays:
 
     def _compute_bytes(self, candidate: Candidate) -> None:
         c = candidate[2]
-        memory = self.cost_cache.memory(self._part(candidate), self.meshes[c], self.sharders[c])
+        memory = self.cost_cache.memory(self.part(candidate), self.meshes[c], self.sharders[c])
         if self.problem.configs[c].method == "ilp":
             memory = self._leaner(candidate, memory)
         self._set_bytes(candidate, memory)
@@ -259,7 +259,7 @@ class CostArrays:
         the limit after all; then they become those of that."""
         c, limits = candidate[2], self.problem.memory_limit_bytes
         limit = limits[self.problem.configs[c].group] if limits else None
-        part = self._part(candidate)
+        part = self.part(candidate)
         least = (float(bound[candidate]) for bound in self.least_bytes)
         if limit is None or next(least) + in_flight * next(least) > limit:
             return False
@@ -286,7 +286,7 @@ class CostArrays:
         behind = -(-(self.problem.num_layers - end) // (end - start))
         in_flight = min(self.problem.num_microbatches, 1 + behind)
         leanest = plain
-        part, mesh = self._part(candidate), self.meshes[c]
+        part, mesh = self.part(candidate), self.meshes[c]
         shortest = self.cost_cache.sharding(part, mesh, self.sharders[c])
         for strictness in STRICTNESS:
             if limit is None or leanest.need(in_flight) <= limit:
@@ -303,7 +303,8 @@ class CostArrays:
                 self._set_seconds(candidate, part, sharding.fragment_seconds)
         return leanest
 
-    def _part(self, candidate: Candidate) -> StagePart:
+    def part(self, candidate: Candidate) -> StagePart:
+        """What a candidate stage runs."""
         start, end, c = candidate
         recompute = self.problem.configs[c].recompute
         if (start, end, recompute) not in self._parts:

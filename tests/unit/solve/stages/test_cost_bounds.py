@@ -48,7 +48,7 @@ METHODS = ("ilp", "data", "zero2", "zero3", "megatron")
 def plans(arrays: CostArrays, candidate: Candidate, limit: int, n: int) -> Iterator[IntraOpPlan]:
     """Plans of the shard phase for a candidate with n microbatches in flight: the fastest, and the
     leanest if none holds `limit` bytes or less."""
-    part, config = arrays._part(candidate), candidate[2]
+    part, config = arrays.part(candidate), candidate[2]
     tables = StrategyTables(arrays.meshes[config], CLUSTER)
     problem = arrays.sharders[config].problem(part, tables).with_residency(part.residency(n))
     relaxed = problem.solve(gap_tolerance=0.01)
