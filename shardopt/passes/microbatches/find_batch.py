@@ -185,6 +185,8 @@ def _objections(search: BatchSearch) -> Mapping[int, str]:
 def _objection(family: Family) -> str:
     if family.looked_up:
         return "whose rows are picked by an index"
+    if family.parted:
+        return "which the step takes in parts, as microbatches of its own"
     if family.mixed:
         return "whose rows are mixed"
     if not family.agreed:

@@ -3,7 +3,8 @@
 Rows that meet are of one *family*: the inputs and labels of a step, say, or the features of a layer
 with a dimension of its weights. The batch is a family
 
-* that the step does a large part of its work along, and that no table lookup picks from;
+* that the step does a large part of its work along, that no table lookup picks from, and that the
+  step does not accumulate over in parts itself;
 * of which the pieces of state agree: each result that replaces one has its rows (caches), or none
   does (weights, whose gradients are sums over the batch). Where no state is known, that holds for
   all results;
@@ -56,6 +57,7 @@ class Family:
     share: float
     mixed: bool
     looked_up: bool
+    parted: bool
     agreed: bool
     whole_trees: bool
     kept: bool
@@ -118,6 +120,7 @@ def _possible(graph: OpGraph, step: StepInputs, families: Sequence[Family]) -> l
         if family.agreed
         and family.whole_trees
         and not family.looked_up
+        and not family.parted
         and (family.leading or (not family.mixed and (family.kept or step.replaced)))
         and (family.inputs or (family.state and family.leading and has_products(graph)))
         and family.share >= _SMALL_SHARE
@@ -183,6 +186,7 @@ class _Reader:
             share,
             bool(flow.mixed & family),
             bool(flow.looked_up & family),
+            bool(flow.parted & family),
             len(self._fates(states or step.results, family)) < 2,
             self._has_whole_trees(inputs),
             bool(dims) and self._fates(step.results, family) == {True},

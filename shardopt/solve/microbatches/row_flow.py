@@ -24,6 +24,8 @@ from shardopt.graph.op_graph import FactorRule, Op, OpGraph
 from shardopt.solve.microbatches.batch_factors import locate, moves_along, split_of
 from shardopt.solve.microbatches.time_axis import HEAVY
 
+_SLICES = frozenset({"slice", "dynamic_slice"})
+
 
 @dataclass(frozen=True, order=True)
 class Rows:
@@ -39,15 +41,17 @@ class RowFlow:
 
     `kept[t]` says where tensor t carries which rows, `summed[t]` which rows have gone into it
     without being told apart any more. `mixed` are the rows that model arithmetic reads after, or
-    while, an operation mixes them; `looked_up` those that something else picks from. `met` are sets
-    of rows that run side by side. `flops` is the work of products and convolutions (of all operations
-    where there is none) on sets of rows, one by one or summing over them."""
+    while, an operation mixes them; `looked_up` those that something else picks from; `parted` those
+    that the step itself cuts into parts, and takes one by one. `met` are sets of rows that run side
+    by side. `flops` is the work of products and convolutions (of all operations where there is
+    none) on sets of rows, one by one or summing over them."""
 
     rows: tuple[Rows, ...]
     kept: tuple[dict[Split, int], ...]
     summed: tuple[int, ...]
     mixed: int
     looked_up: int
+    parted: int
     met: frozenset[int]
     flops: dict[int, float]
 
@@ -69,6 +73,7 @@ def follow_rows(graph: OpGraph, inputs: Sequence[int]) -> RowFlow:
         tuple(walk.summed),
         walk.mixed,
         walk.looked_up,
+        walk.parted,
         frozenset(walk.met),
         dict(walk.flops),
     )
@@ -109,7 +114,8 @@ class _Walk:
         self.mixed_in = [0] * count
         self.worked = [False] * count
         self.fed = [producer < 0 for producer in graph.producers()]
-        self.mixed = self.looked_up = 0
+        self.mixed = self.looked_up = self.parted = 0
+        self.extents = [graph.tensors[inputs[each.number]].shape[each.dim] for each in rows]
         self.met: set[int] = set()
         self.flops: dict[int, float] = defaultdict(float)
         self.has_products = has_products(graph)
@@ -126,6 +132,8 @@ class _Walk:
         if summed or mixed or any(self.kept[t] for t in operands):
             carried = self._carried(op)
             gone = carried.lost | self._picked(op, carried)
+            if op.name in _SLICES and not worked:
+                self._part(op)
             mixed |= gone | carried.paired | _moved(op, carried) | self._coupled(op, carried)
             self._count(op, carried, gone)
             for position, result in enumerate(op.results):
@@ -175,6 +183,19 @@ class _Walk:
             choosing = _union((*self.kept[chooser].values(), self.summed[chooser]))
             self.looked_up |= picked & ~choosing
         return picked
+
+    def _part(self, op: Op) -> None:
+        """Rows of which `op` takes one of several equal parts: they stand along a dimension of
+        their own, as a scan over them wants it."""
+        tensor, result = op.operands[0], op.results[0]
+        before, after = (self.graph.tensors[t].shape for t in (tensor, result))
+        for split, rows in self.kept[tensor].items():
+            if split.outer == 1 and after[split.dim] == 1 < before[split.dim]:
+                self.parted |= sum(
+                    1 << k
+                    for k, extent in enumerate(self.extents)
+                    if rows >> k & 1 and extent > before[split.dim]
+                )
 
     def _coupled(self, op: Op, carried: _Carried) -> int:
         """Rows that meet what all of them have gone into, behind arithmetic of the model: sums of

@@ -90,11 +90,15 @@ def _origins(
         stack += [t for t in same if t not in chain]
         chain.update(dict.fromkeys(same))
     parts: set[int] = set()
+    made: set[int] = set()  # such as the zeros that an accumulation begins with
     for tensor in sorted(chain, key=lambda t: producers[t]):
         op = graph.ops[producers[tensor]]
-        if producers[tensor] >= 0 and op.name in _SUMMING and terms.issuperset(op.operands):
+        if producers[tensor] >= 0 and op.name in _MADE:
+            made.add(tensor)
+        added = set(op.operands) - made
+        if producers[tensor] >= 0 and op.name in _SUMMING and added and terms >= added:
             terms.add(tensor)
-            parts.update(op.operands)
+            parts.update(added)
     return tuple(sorted(terms - parts)), from_state
 
 

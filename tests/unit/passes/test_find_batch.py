@@ -288,6 +288,17 @@ def graph_network(w: jax.Array, nodes: jax.Array, sender: jax.Array, receiver: j
     return trained(loss, w)
 
 
+def accumulated(p: Any, x: jax.Array, y: jax.Array) -> Any:
+    """Microbatches as many write them."""
+
+    def add(total: Any, rows: Any) -> Any:
+        return jax.tree.map(jnp.add, total, jax.grad(mse)(p, *rows)), None
+
+    parts = (x.reshape(3, 4, 4), y.reshape(3, 4, 3))
+    grads, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, p), parts)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads)
+
+
 @pytest.mark.parametrize(
     ("step", "arguments", "message"),
     [
@@ -302,6 +313,11 @@ def graph_network(w: jax.Array, nodes: jax.Array, sender: jax.Array, receiver: j
             r"several arguments could be it \(1: x tensor<4xf32>, 4 rows; 2: y tensor<3xf32>, 3 r",
         ),
         (mlp, (MLP, shape(4)), r"x tensor<4xf32>, in a tree|in a tree of which"),
+        (
+            accumulated,
+            (MLP, shape(12, 4), shape(12, 3)),
+            r"x tensor<12x4xf32>, which the step takes in parts, as microbatches of its own; ",
+        ),
     ],
 )
 def test_what_is_undecided_names_the_candidates(

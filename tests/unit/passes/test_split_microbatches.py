@@ -286,6 +286,24 @@ def test_a_step_without_a_batch_is_one_iteration() -> None:
     assert len(program.loop.results) == 3, "a gradient for each parameter"
 
 
+def test_one_microbatch_needs_no_batch() -> None:
+    """Such as a step that accumulates over parts of its batch itself."""
+
+    def accumulated(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        def add(total: Any, rows: Any) -> Any:
+            return jax.tree.map(jnp.add, total, jax.grad(mse)(params, *rows)), None
+
+        parts = (x.reshape(2, 3, 3), y.reshape(2, 3, 2))
+        grads, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)
+        return jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
+
+    program = check(accumulated, mlp_params(), normal(3, 6, 3), normal(4, 6, 2), counts=(1,))
+    assert len(program.loop.results) == 3, "a gradient for each parameter"
+    module = lower(accumulated, mlp_params(), normal(3, 6, 3), normal(4, 6, 2))
+    with pytest.raises(DiagnosedError, match="takes in parts, as microbatches of its own"):
+        split(module, 2)
+
+
 def test_losses_and_other_results_without_a_batch() -> None:
     """A result is returned by the loop although an update is computed from it, too."""
 
