@@ -6,7 +6,7 @@ such arguments with results of equal type in order, skipping results that are al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from jaxlib.mlir import ir
 
@@ -79,12 +79,18 @@ def write_replacements(func: ir.Operation, pairs: Mapping[int, int]) -> None:
     func.attributes["arg_attrs"] = ir.ArrayAttr.get(rows)
 
 
-def drop_replacements(func: ir.Operation) -> None:
-    """Forget the results of arguments that are not donated."""
+def drop_replacements(func: ir.Operation, arguments: Collection[int] | None = None) -> None:
+    """Forget the results of these arguments, of all by default, as far as they are not donated."""
     rows = [entries(attributes) for attributes in argument_attributes(func)]
-    if any(REPLACED_BY in row for row in rows):
-        kept = [{name: row[name] for name in row if name != REPLACED_BY} for row in rows]
-        func.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(row) for row in kept])
+    dropped = {
+        index
+        for index, row in enumerate(rows)
+        if REPLACED_BY in row and (arguments is None or index in arguments)
+    }
+    for index in dropped:
+        del rows[index][REPLACED_BY]
+    if dropped:
+        func.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(row) for row in rows])
 
 
 def _buffer(type_: ir.Type) -> tuple[str, str]:

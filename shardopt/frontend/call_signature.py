@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from jax import export
 from jax.tree_util import KeyPath, keystr, tree_flatten_with_path
 
 from shardopt.support.errors import UserError
+
+# How messages of `jax.export` about programs that it does not take begin.
+_NOT_EXPORTED = ("serialization of host_callbacks", "Cannot serialize code with custom calls")
 
 # A tree (args, kwargs), flat: the paths of its leaves with these.
 Leaves = list[tuple[KeyPath, Any]]
@@ -30,7 +34,7 @@ def type_of(function: str, path: KeyPath, leaf: Any) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
     try:
-        aval = getattr(leaf, "aval", None) or jax.typeof(leaf)
+        aval = leaf.aval if hasattr(leaf, "aval") else jax.typeof(leaf)
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
     except (TypeError, AttributeError) as error:
         raise UserError(
@@ -46,3 +50,17 @@ def types_of(
     leaves, tree = flat_call(args, kwargs)
     types = [type_of(function, path, leaf) for path, leaf in leaves]
     return jax.tree.unflatten(tree, types)
+
+
+def export_call(
+    function: str, jitted: Any, platform: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> export.Exported:
+    """The module of a jitted function for arguments of these types. Raises UserError, in the name
+    of `function`, for what has no form as a module: callbacks to Python, and kernels that jax
+    serializes for no one. What the user's function raises itself goes through."""
+    try:
+        return export.export(jitted, platforms=(platform,))(*args, **kwargs)
+    except (NotImplementedError, ValueError) as error:
+        if not str(error).startswith(_NOT_EXPORTED):
+            raise
+        raise UserError(f"{function}: the function cannot be exported: {error}") from error

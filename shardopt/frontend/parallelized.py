@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 import jax
 from jax import export
 
-from shardopt.frontend.call_signature import Leaves, flat_call, type_of
+from shardopt.frontend.call_signature import Leaves, export_call, flat_call, type_of
 from shardopt.frontend.device_cluster import export_platform
 from shardopt.frontend.module_calls import ModuleCall, module_call
 from shardopt.frontend.optimize import optimize
@@ -247,7 +247,7 @@ class Parallelized(Generic[P, R]):
         if signature not in self._planned:
             args, kwargs = jax.tree.unflatten(signature.tree, signature.avals)
             jitted, finish = self._program(call)
-            exported = export.export(jitted, platforms=(self._export_platform,))(*args, **kwargs)
+            exported = export_call("parallelize", jitted, self._export_platform, args, kwargs)
             batch = "auto" if self._batch is None else self._flat_batch(call, exported)
             try:
                 with planning_progress(exported.fun_name) as on_phase:

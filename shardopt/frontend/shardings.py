@@ -22,7 +22,7 @@ from jax import export
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from shardopt.frontend.arguments import options_of
-from shardopt.frontend.call_signature import types_of
+from shardopt.frontend.call_signature import export_call, types_of
 from shardopt.frontend.device_cluster import cluster_text, export_platform, logical_mesh
 from shardopt.frontend.phase_options import INTRA, phase_text
 from shardopt.frontend.python_words import errors_for_python, python_handler
@@ -140,7 +140,7 @@ def shardings(
     types = types_of("shardings", traced, by_name)
     args, kwargs = static.join(*types, static_values)
     platform = export_platform(mesh.devices.flat[0])
-    exported = export.export(jitted, platforms=(platform,))(*args, **kwargs)
+    exported = export_call("shardings", jitted, platform, args, kwargs)
     check_exported(exported)
     described = cluster_text(list(mesh.devices.flat)) if cluster is None else cluster
     options_text = phase_text(options_of("shard", described, options, exported), INTRA)

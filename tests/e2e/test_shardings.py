@@ -140,3 +140,41 @@ def test_wrong_arguments(mesh: jax.sharding.Mesh, arguments: dict[str, Any], mes
     )
     with pytest.raises(shardopt.UserError, match=message):
         shardopt.shardings(fun, *args, mesh=mesh, **options)
+
+
+def test_demands_on_both_ends_part_what_the_trees_pair() -> None:
+    """An argument and a result of one type look like state; what is demanded of both goes first."""
+    spec = jax.sharding.PartitionSpec
+    four = jax.sharding.AbstractMesh((4,), ("i",))
+    rows, columns = (jax.sharding.NamedSharding(four, spec(*s)) for s in (("i",), (None, "i")))
+    array = jax.ShapeDtypeStruct((8, 8), "float32")
+    for fun in (
+        jax.jit(jax.numpy.tanh, in_shardings=rows, out_shardings=columns),
+        jax.jit(
+            lambda x: jax.lax.with_sharding_constraint(jax.numpy.tanh(x), columns),
+            in_shardings=rows,
+        ),
+    ):
+        sharded = shardopt.shard(jax.export.export(fun)(array), "cpu-test:1x4", "4")
+        assert sharded._in_named_shardings[0].spec == spec("x", None)  # type: ignore[union-attr]
+        assert sharded._out_named_shardings[0].spec == spec(None, "x")  # type: ignore[union-attr]
+
+
+def test_callbacks_have_no_form_as_a_module(mesh: jax.sharding.Mesh) -> None:
+    def step(x: jax.Array) -> jax.Array:
+        jax.debug.print("{x}", x=x)
+        return x
+
+    message = "the function cannot be exported: serialization of host_callbacks"
+    with pytest.raises(shardopt.UserError, match=f"shardings: {message}"):
+        shardopt.shardings(step, np.ones(4), mesh=mesh)
+    with pytest.raises(shardopt.UserError, match=f"parallelize: {message}"):
+        shardopt.parallelize(step, cluster="cpu-test:1x1")(np.ones(4))
+
+
+def test_errors_of_the_function_itself_are_the_users_to_see(mesh: jax.sharding.Mesh) -> None:
+    def step(x: jax.Array) -> jax.Array:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        shardopt.shardings(step, np.ones(4), mesh=mesh)

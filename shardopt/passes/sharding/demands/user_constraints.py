@@ -18,12 +18,12 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.annotation import SHARDING, is_marker, read_annotation
 from shardopt.dialect.attributes import entries as dictionary
-from shardopt.dialect.donation import read_replacements
+from shardopt.dialect.donation import drop_replacements, read_replacements
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.extract.control_flow import CONTROL_FLOW, planned_operations
 from shardopt.extract.op_graph import GraphReader
 from shardopt.ir.diagnostics import Located, position_of
-from shardopt.ir.rewriting import functions, identity, operations, symbol_name, terminator
+from shardopt.ir.rewriting import defining, functions, identity, operations, symbol_name, terminator
 from shardopt.mesh.annotation import Annotation
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.shardings import shardings_that
@@ -166,6 +166,7 @@ class Demands:
         returned = [
             self._rules_of_result(k, *row) for k, row in enumerate(self._rows("res_attrs", values))
         ]
+        self._part_contradicting(entering, returned, values)
         for argument, result in read_replacements(self.main).items():
             shared = [
                 *entering[argument],
@@ -177,6 +178,29 @@ class Demands:
         for number, (place, rules) in enumerate(zip(places, returned, strict=True)):
             if rules:
                 self._add_result(place, self._result_mesh(number), rules)
+
+    def _part_contradicting(
+        self,
+        entering: Sequence[Sequence[Rule]],
+        returned: Sequence[Sequence[Rule]],
+        values: Sequence[ir.Value],
+    ) -> None:
+        """What is not donated has the sharding of the result that replaces it as a favour to the
+        next step, which demands on both of them override."""
+        drop_replacements(
+            self.main,
+            [
+                argument
+                for argument, result in read_replacements(self.main).items()
+                if entering[argument]
+                and (returned[result] != entering[argument])
+                and (returned[result] or self._is_annotated(values[result]))
+            ],
+        )
+
+    def _is_annotated(self, value: ir.Value) -> bool:
+        maker = defining(value)
+        return self.obey and maker is not None and SHARDING in maker.attributes
 
     def _rows(
         self, which: str, values: Sequence[ir.Value]
