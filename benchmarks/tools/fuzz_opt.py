@@ -220,8 +220,10 @@ def _verdict(status: int, text: str) -> str:
 
 
 def _preload() -> None:
+    """Import once what the forks would import each."""
     import shardopt.passes.registry as registry
-    import shardopt.tools.opt  # noqa: F401  (imported once, before the forks)
+    import shardopt.solve.stages.dp.kernels  # numba, too
+    import shardopt.tools.opt.driver  # noqa: F401
 
     for name in registry.PASSES:
         registry.pass_class(name)

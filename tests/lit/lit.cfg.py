@@ -27,9 +27,9 @@ def whole_word(tool: str) -> str:
 
 
 # This interpreter's code, wherever a `shardopt-opt` of another environment may stand on PATH; with
-# a socket, in a process that has imported it (`warm_server.py`).
+# a socket, in a process that has imported it (`tests/warm/server.py`).
 warm = os.environ.get("SHARDOPT_LIT_SOCKET")
-client = f"{sys.executable} -S -I {Path(__file__).parent / 'warm_client.py'} {warm}"
+client = f"{sys.executable} -S -I {Path(__file__).parents[1] / 'warm' / 'client.py'} {warm}"
 config.substitutions += [
     (
         whole_word("shardopt-opt"),

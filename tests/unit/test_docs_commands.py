@@ -26,6 +26,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm.tools import write_commands
+
 ROOT = Path(__file__).parents[2]
 
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -82,10 +84,19 @@ PAGES = {
 }
 
 
-def _environment() -> dict[str, str]:
-    """The tools of this interpreter and the checkout, in English, and without colours or the width
-    of a terminal."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+@pytest.fixture(scope="session")
+def commands_folder(warm_socket: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tools of this checkout."""
+    folder = tmp_path_factory.mktemp("commands")
+    write_commands(folder, warm_socket)
+    return folder
+
+
+def _environment(commands_folder: Path) -> dict[str, str]:
+    """The tools, this interpreter and the checkout, in English, and without colours or the width of
+    a terminal."""
+    folders = [str(commands_folder), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    path = os.pathsep.join(folders)
     return {
         **os.environ,
         "PATH": path,
@@ -96,7 +107,9 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> None:
+def test_commands_of_a_page_print_what_it_shows(
+    page: str, tmp_path: Path, commands_folder: Path
+) -> None:
     shutil.copytree(ROOT / "docs" / "tutorial", tmp_path, dirs_exist_ok=True)
     for name in ("docs", "examples", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -106,7 +119,7 @@ def test_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> No
             # shell were killed
             ["timeout", "--kill-after=5", "120", "bash", "-o", "pipefail", "-c", command.text],
             cwd=tmp_path,
-            env=_environment(),
+            env=_environment(commands_folder),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -7,9 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,40 +15,24 @@ ROOT = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent
 
 
-@contextmanager
-def _warm_server() -> Iterator[str]:
-    """The socket of a process that has imported the tools, for `tests/lit/warm_client.py`."""
-    with tempfile.TemporaryDirectory() as folder:  # paths of sockets must be short
-        socket = str(Path(folder) / "tools")
-        command = [sys.executable, str(ROOT / "tests" / "lit" / "warm_server.py"), socket]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
-        ) as server:
-            assert server.stdin is not None and server.stdout is not None
-            assert server.stdout.readline() == b"ready\n"
-            yield socket
-            server.stdin.close()
-
-
 @pytest.mark.skipif(
     not shutil.which("FileCheck", path=str(TOOLS)),
     reason="FileCheck has no wheel for this platform",
 )
-def test_lit_suite(tmp_path: Path) -> None:
+def test_lit_suite(tmp_path: Path, warm_socket: str) -> None:
     """Every test under tests/lit passes; lit's own output, with the failing commands, is shown
     otherwise."""
     report = tmp_path / "lit.json"
-    with _warm_server() as socket:
-        run = subprocess.run(
-            [str(TOOLS / "lit"), "-sv", "-j2", f"--output={report}", str(ROOT / "tests" / "lit")],
-            env={
-                **os.environ,
-                "SHARDOPT_LIT_OUTPUT": str(tmp_path / "lit"),
-                "SHARDOPT_LIT_SOCKET": socket,
-            },
-            capture_output=True,
-            text=True,
-        )
+    run = subprocess.run(
+        [str(TOOLS / "lit"), "-sv", "-j2", f"--output={report}", str(ROOT / "tests" / "lit")],
+        env={
+            **os.environ,
+            "SHARDOPT_LIT_OUTPUT": str(tmp_path / "lit"),
+            "SHARDOPT_LIT_SOCKET": warm_socket,
+        },
+        capture_output=True,
+        text=True,
+    )
     print(run.stdout, run.stderr, sep="\n")
     assert report.exists(), "lit did not run"
     tests = json.loads(report.read_text())["tests"]

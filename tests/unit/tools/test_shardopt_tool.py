@@ -6,10 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.warm.tools import client_command
+
+Shardopt = Callable[..., subprocess.CompletedProcess[str]]
 
 MODEL = """
 func.func public @main(%w: tensor<4x4xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<8x4xf32>)
@@ -46,11 +52,19 @@ CLUSTER = {
 }
 
 
-def shardopt(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardopt.tools.shardopt", *map(str, arguments)]
+def _run(command: Sequence[str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "160"}
+        [*command, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "160"},
     )
+
+
+@pytest.fixture
+def shardopt(warm_socket: str) -> Shardopt:
+    """The command, in a process that has imported it."""
+    return partial(_run, client_command(warm_socket, "shardopt"))
 
 
 @pytest.fixture
@@ -86,7 +100,11 @@ def assert_refused(result: subprocess.CompletedProcess[str], *parts: str) -> Non
     ids=lambda value: " ".join(value) or "none",
 )
 def test_wrong_options_give_one_line_and_no_output(
-    model: Path, tmp_path: Path, options: tuple[str, ...], parts: tuple[str, ...]
+    shardopt: Shardopt,
+    model: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    parts: tuple[str, ...],
 ) -> None:
     result = shardopt("plan", model, "-o", tmp_path / "plan", *options)
     assert_refused(result, *parts)
@@ -109,7 +127,7 @@ def test_wrong_options_give_one_line_and_no_output(
     ids=["unfinished", "undefined value", "no main", "dynamic shape", "empty"],
 )
 def test_wrong_modules_give_a_location_and_no_output(
-    tmp_path: Path, text: str, parts: tuple[str, ...]
+    shardopt: Shardopt, tmp_path: Path, text: str, parts: tuple[str, ...]
 ) -> None:
     (tmp_path / "model.mlir").write_text(text)
     result = shardopt(
@@ -121,7 +139,7 @@ def test_wrong_modules_give_a_location_and_no_output(
 
 @pytest.mark.parametrize("field", ["hosts", "device.memory_bytes", "inter_host.latency_seconds"])
 def test_a_cluster_file_with_a_missing_field_names_it(
-    model: Path, tmp_path: Path, field: str
+    shardopt: Shardopt, model: Path, tmp_path: Path, field: str
 ) -> None:
     described = json.loads(json.dumps(CLUSTER))
     parent, _, leaf = field.rpartition(".")
@@ -135,14 +153,16 @@ def test_a_cluster_file_with_a_missing_field_names_it(
     assert not (tmp_path / "plan").exists()
 
 
-def test_a_file_that_crashes_the_reader_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_crashes_the_reader_is_refused(shardopt: Shardopt, tmp_path: Path) -> None:
     damaged = Path(__file__).parents[2] / "lit" / "tools" / "Inputs" / "aborting.mlirbc"
     result = shardopt("plan", damaged, "--cluster", "cpu-test:1x2", "-o", tmp_path / "plan")
     assert_refused(result, "aborting.mlirbc", "error:")
     assert not (tmp_path / "plan").exists()
 
 
-def test_a_foreign_folder_is_not_overwritten(model: Path, tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_overwritten(
+    shardopt: Shardopt, model: Path, tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     result = shardopt("plan", model, "--cluster", "cpu-test:1x2", "-o", tmp_path / "out")
@@ -150,7 +170,7 @@ def test_a_foreign_folder_is_not_overwritten(model: Path, tmp_path: Path) -> Non
     assert (tmp_path / "out" / "thesis.txt").read_text() == "mine"
 
 
-def test_run_refuses_what_is_not_a_plan(tmp_path: Path) -> None:
+def test_run_refuses_what_is_not_a_plan(shardopt: Shardopt, tmp_path: Path) -> None:
     assert_refused(shardopt("run", tmp_path / "nowhere"), "plan.json")
     (tmp_path / "plan.json").write_text('{"version": 99}')
     assert_refused(shardopt("run", tmp_path), "version", "99")
@@ -158,7 +178,7 @@ def test_run_refuses_what_is_not_a_plan(tmp_path: Path) -> None:
     assert_refused(shardopt("run", tmp_path), "plan.json:1:")
 
 
-def test_plan_run_and_check(model: Path, tmp_path: Path) -> None:
+def test_plan_run_and_check(shardopt: Shardopt, model: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan"
     cluster = tmp_path / "cluster.json"
     cluster.write_text(json.dumps(CLUSTER))
@@ -177,7 +197,7 @@ def test_plan_run_and_check(model: Path, tmp_path: Path) -> None:
     assert "1 of 2 inputs" in checked.stderr
 
 
-def test_a_difference_fails_the_check(model: Path, tmp_path: Path) -> None:
+def test_a_difference_fails_the_check(shardopt: Shardopt, model: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan"
     assert shardopt("plan", model, "--cluster", "cpu-test:1x2", "-o", plan).returncode == 0
     other = tmp_path / "other"
@@ -189,7 +209,7 @@ def test_a_difference_fails_the_check(model: Path, tmp_path: Path) -> None:
     assert "DIFFERS" in checked.stdout
 
 
-def test_json_is_the_plan(model: Path) -> None:
+def test_json_is_the_plan(shardopt: Shardopt, model: Path) -> None:
     result = shardopt("plan", model, "--cluster", "cpu-test:1x2", "--json")
     assert result.returncode == 0, result.stderr
     described = json.loads(result.stdout)

@@ -1,5 +1,5 @@
-"""python -S -I warm_client.py SOCKET TOOL ARGUMENT…: the tool, run by `warm_server.py` in place of
-this process."""
+"""python -S -I client.py SOCKET TOOL ARGUMENT…: the tool, run by `server.py` in place of this
+process."""
 
 import os
 import socket

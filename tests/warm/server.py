@@ -1,7 +1,7 @@
-"""Runs the tools for lit in forks of one process that has imported them: most tests take less time
-than the imports.
+"""Runs the tools for lit, and for other tests of commands, in forks of one process that has
+imported them: most tests take less time than the imports.
 
-    python warm_server.py SOCKET     # until standard input ends; `warm_client.py` asks for the runs
+    python server.py SOCKET     # until standard input ends; `client.py` asks for the runs
 
 A fork gets the folder, the environment, the arguments and the open streams of its client, and
 answers with its exit code."""
@@ -16,8 +16,19 @@ import socket
 import sys
 
 TOOLS = {"shardopt-opt": "shardopt.tools.opt", "shardopt": "shardopt.tools.shardopt"}
-# What nearly every run imports late. Not what a few need: a fork pays for the size of its parent.
-LATE = ("shardopt.tools.opt.driver", "shardopt.ir.context", "shardopt.pipeline.manager", "numpy")
+# What most runs import late. A fork pays for the size of its parent, some
+# milliseconds, but to import the passes of sharding, and numba with them, takes 300 ms.
+LATE = (
+    "numpy",
+    "shardopt.ir.context",
+    "shardopt.pipeline.manager",
+    "shardopt.tools.opt.driver",
+    "shardopt.frontend.planning",
+    "shardopt.passes.stages.outline_stages",
+    "shardopt.passes.sharding.choose_shardings",
+    "shardopt.passes.pipelining.schedule_pipeline",
+    "shardopt.solve.stages.dp.kernels",
+)
 
 
 def main() -> int:
