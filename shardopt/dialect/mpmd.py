@@ -137,6 +137,12 @@ def read_methods(loop: ir.Operation, num_stages: int) -> tuple[str, ...]:
     return methods
 
 
+def write_recompute(loop: ir.Operation, modes: Sequence[str]) -> None:
+    """Say on the microbatch loop what every stage recomputes, unless none does."""
+    if set(modes) - {"none"}:
+        loop.attributes[RECOMPUTE] = ir.ArrayAttr.get([ir.StringAttr.get(mode) for mode in modes])
+
+
 def mesh_shape_attr(mesh: Mesh) -> ir.Attribute:
     """`#sdy.mesh<["x"=2, "y"=1]>`, the `mesh_shape` of a function that a fragment call calls."""
     return ir.Attribute.parse(

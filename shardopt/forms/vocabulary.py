@@ -28,6 +28,7 @@ from shardopt.dialect.mpmd import (
 from shardopt.dialect.plain_mesh import PLAIN_MESH
 from shardopt.dialect.prediction import PREDICTED
 from shardopt.dialect.rematerialization import REMATERIALIZE
+from shardopt.dialect.stages import STAGES
 from shardopt.dialect.strategy import CLONE, STRATEGY
 from shardopt.forms.exported_form import MESH_SHAPE, MHLO_SHARDING
 from shardopt.forms.sharded_form import COST
@@ -135,7 +136,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "f64}, "
         "inter_host = {latency_seconds = 2.0e-04 : f64, bandwidth_bytes_per_second = 1.0e+09 : "
         "f64}}",
-        "shardopt-outline-stages",
+        "shardopt-choose-stages",
         "The cluster the plan is made for, so that later passes need no file. Rates are per second "
         "and per device.",
     ),
@@ -143,7 +144,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         TOPOLOGY,
         ("func.func",),
         '#mpmd.topology<<"m0" : <["x"=1, "y"=2]>>, <"m1" : <["x"=1, "y"=2]>>>',
-        "shardopt-outline-stages",
+        "shardopt-choose-stages",
         "On `@main` and `@microbatch`: the meshes, in the order of their first stages, with the "
         "names and sizes of "
         "their axes. An attribute of the mpmd dialect.",
@@ -152,15 +153,25 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         DEVICES,
         ("func.func",),
         "[array<i64: 0, 1>, array<i64: 2, 3>]",
-        "shardopt-outline-stages",
+        "shardopt-choose-stages",
         "On `@main`: the device ids of the cluster behind every mesh of the topology, in row-major "
         "order of its axes.",
+    ),
+    AttributeDoc(
+        STAGES,
+        ("func.func",),
+        '[{layers = array<i64: 0, 1>, mesh = "m0", recompute = "full"}, {layers = array<i64: 2, 2>, '
+        'mesh = "m1"}]',
+        "shardopt-choose-stages",
+        "On `@main`: the stages in pipeline order, each with its first and last layer, its mesh, and "
+        "what its backward is still to recompute. `shardopt-recompute-stages` obeys `recompute` and "
+        "removes it, `shardopt-outline-fragments` obeys the rest.",
     ),
     AttributeDoc(
         IN_FLIGHT,
         ("mpmd.for",),
         "array<i64: 2, 1>",
-        "shardopt-outline-stages",
+        "shardopt-choose-stages",
         "How many microbatches of every stage stand between their forward and their backward at "
         "once under the "
         "schedule that the stages were planned for: what the forward keeps for the backward is "
@@ -170,7 +181,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         RECOMPUTE,
         ("mpmd.for",),
         '["layer", "none"]',
-        "shardopt-outline-stages",
+        "shardopt-recompute-stages",
         "What every stage recomputes in its backward pass instead of keeping it for each "
         "microbatch in flight: "
         'nothing (`"none"`), the forward of each layer from what enters the layer (`"layer"`), or '
@@ -181,7 +192,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         INTRA_OP,
         ("mpmd.for",),
         '["data", "megatron"]',
-        "shardopt-outline-stages",
+        "shardopt-choose-stages",
         'How the inside of every stage was planned to be sharded: by the solver (`"ilp"`) or as a '
         "known method does; "
         "the shard phase obeys. Absent where the solver decides for all stages.",
@@ -191,7 +202,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         ("mpmd.for",),
         '{schedule = "1f1b", step_seconds = 1.61e-02 : f64, formula_seconds = 1.52e-02 : f64, '
         "formula_bound = 1.49e-02 : f64}",
-        "shardopt-outline-stages",
+        "shardopt-choose-stages",
         "The schedule that the stages were planned for, and what was predicted when they were "
         "chosen: the seconds of a "
         "step by the simulator, those by the formula of the stage DP, and a lower bound of the "
@@ -204,7 +215,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         KIND,
         ("mpmd.fragment", "mpmd.fragment_call"),
         '"fwd"',
-        "shardopt-outline-stages",
+        "shardopt-outline-fragments",
         "What a fragment does: `prologue` and `update` stand outside the loop; in `@microbatch` "
         "stand `fwd` and `bwd`, "
         "or `bwd_input` and `bwd_weight` for a backward in two halves (`shardopt-split-backward`). "

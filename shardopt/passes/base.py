@@ -2,16 +2,16 @@
 in place.
 
     @dataclass(frozen=True)
-    class OutlineStages(Pass):
-        name = "shardopt-outline-stages"
-        summary = "cut the clustered body into stages on submeshes"
+    class ChooseStages(Pass):
+        name = "shardopt-choose-stages"
+        summary = "choose pipeline stages and their submeshes"
         num_stages: int = option(0, help="number of pipeline stages; 0 lets the planner choose")
 
         def run(self, module: ir.Module, pm: PassContext) -> None:
             if bad:
                 raise pm.error(op, "expected …, found …", notes=[(other, "…")])
 
-`str(OutlineStages(num_stages=2))` is `shardopt-outline-stages{num-stages=2}`, which the pipeline
+`str(ChooseStages(num_stages=2))` is `shardopt-choose-stages{num-stages=2}`, which the pipeline
 parser reads back."""
 
 from __future__ import annotations

@@ -32,7 +32,14 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "microbatches": ("split-microbatches", "verify-microbatched"),
     "layers": ("cluster-layers", "verify-clustered"),
-    "stages": ("outline-stages", "split-backward", "verify-staged"),
+    "stages": (
+        "choose-stages",
+        "verify-placed",
+        "recompute-stages",
+        "outline-fragments",
+        "split-backward",
+        "verify-staged",
+    ),
     "sharding": (
         "mark-carried",
         "separate-accumulators",

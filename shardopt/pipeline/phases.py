@@ -73,7 +73,11 @@ PHASES: tuple[Phase, ...] = (
         "stage",
         "choose stages and submeshes, outline fragments",
         (
-            "shardopt-outline-stages",
+            "shardopt-choose-stages",
+            "shardopt-verify-placed",  # what stands behind it obeys, and trusts what it reads
+            # copies belong to the backward, so they are there before it is outlined
+            "shardopt-recompute-stages",
+            "shardopt-outline-fragments",
             # behind outlining: it halves the backward fragments that stand now
             When("split-backward", ("shardopt-split-backward",)),
             "shardopt-verify-staged",

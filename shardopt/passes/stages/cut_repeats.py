@@ -10,65 +10,18 @@ own part from what it was given in the forward pass.
 The backward pass goes from the last stage to the first. A value that is computed again in an early
 stage would go the other way; the later stage has the original. A barrier stays in its stage: what
 other stages read of it they have themselves, and their backward begins when the gradient arrives.
-`shardopt.solve.stages.step_graph` (`cut_at`) does the same when stages are priced."""
+`shardopt.solve.stages.step_graph` (`cut_at`) does the same for stage costs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import Program
-from shardopt.extract.op_graph import reads
-from shardopt.extract.repeated_ops import repeated_ops
-from shardopt.graph.op_graph import SHARED
+from shardopt.extract.cut_reads import CutReads, StageOfLayer
 from shardopt.ir.rewriting import BARRIER, barrier, defining, replace_reads
-
-# The stage of a layer, SHARED for operations of no layer.
-StageOfLayer = Callable[[int], int]
-
-
-class CutReads:
-    """What the operations of a body read once stages are cut."""
-
-    def __init__(self, program: Program, stage_of_layer: StageOfLayer) -> None:
-        self.stage_of_layer = stage_of_layer
-        self.repeated = repeated_ops(program.body_ops)
-        self.original: dict[ir.Value, ir.Value] = {
-            again: first
-            for op, known in self.repeated.items()
-            for again, first in zip(op.results, known.results, strict=True)
-        }
-
-    def stage(self, op: ir.Operation) -> int:
-        return self.stage_of_layer(ir.IntegerAttr(op.attributes[LAYER]).value)
-
-    def of(self, op: ir.Operation) -> dict[ir.Value, ir.Value]:
-        """value that `op` reads -> what it reads instead."""
-        stage = self.stage(op)
-        if stage == SHARED:
-            return {}
-        changed = ((value, self._seen_from(stage, value)) for value in reads(op))
-        return {value: seen for value, seen in changed if seen != value}
-
-    def _seen_from(self, stage: int, value: ir.Value) -> ir.Value:
-        while (maker := defining(value)) is not None:
-            home = self.stage(maker)
-            if maker.name == BARRIER and home != stage:
-                value = maker.operands[ir.OpResult(value).result_number]
-            elif value in self.original and SHARED < home < stage:
-                value = self.original[value]
-            else:
-                break
-        return value
-
-    def passes(self, op: ir.Operation, k: int) -> bool:
-        """Whether something reads a value behind the barrier `op`, or its own stage makes it: that
-        is worth waiting for."""
-        maker = defining(op.operands[k])
-        made_here = maker is not None and self.stage(maker) == self.stage(op)
-        return made_here or _is_read(op.results[k])
 
 
 def cut_repeats(program: Program, stage_of_layer: StageOfLayer) -> list[tuple[int, ir.Operation]]:
@@ -96,7 +49,7 @@ def cut_repeats(program: Program, stage_of_layer: StageOfLayer) -> list[tuple[in
 
 def _narrowed(op: ir.Operation, cut: CutReads) -> Iterator[ir.Operation]:
     """The barrier without the values that only other stages read; none if nobody reads it."""
-    kept = [k for k in range(len(op.results)) if cut.passes(op, k)]
+    kept = [k for k in range(len(op.results)) if _passes(cut, op, k)]
     if len(kept) == len(op.results):
         yield op
         return
@@ -107,6 +60,14 @@ def _narrowed(op: ir.Operation, cut: CutReads) -> Iterator[ir.Operation]:
             op.results[k].replace_all_uses_with(result)
         yield new
     op.erase()
+
+
+def _passes(cut: CutReads, op: ir.Operation, k: int) -> bool:
+    """Whether something reads a value behind the barrier `op`, or its own stage makes it: that is
+    worth waiting for."""
+    maker = defining(op.operands[k])
+    made_here = maker is not None and cut.stage(maker) == cut.stage(op)
+    return made_here or _is_read(op.results[k])
 
 
 def _is_read(value: ir.Value) -> bool:

@@ -1,13 +1,21 @@
-"""From the stages that were chosen, by search or by hand, to where they run and what they hold."""
+"""From the stages that were chosen, by search or by hand, to where they run and what they hold, and
+that as attributes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from jaxlib.mlir import ir
+
+from shardopt.dialect.mpmd import IN_FLIGHT, write_methods, write_topology
+from shardopt.dialect.prediction import Prediction, write_prediction
+from shardopt.dialect.program import Program
+from shardopt.dialect.stages import PlacedStage, write_stages
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
-from shardopt.passes.stages.staging import StagePlacement
+from shardopt.mesh.mesh import Mesh
+from shardopt.options.names import RecomputeChoice
 from shardopt.planfile.parts import PlanFile, PlannedStage
 from shardopt.schedule.schedules import find_schedule, in_flight, stage_homes, usual_schedule
 from shardopt.solve.stages.candidates import candidate_mesh
@@ -15,6 +23,29 @@ from shardopt.solve.stages.search.plan_file_stages import Cut, plan_file_devices
 from shardopt.solve.stages.search.rerank import place_meshes
 from shardopt.solve.stages.stage_problem import StageConfig
 from shardopt.support.errors import UserError
+
+
+@dataclass(frozen=True)
+class ChosenStages:
+    """The stages, by search or from a plan file, the schedule that they are for, and what is
+    predicted of them (None for stages made by hand)."""
+
+    stages: tuple[Cut, ...]
+    schedule: str
+    prediction: Prediction | None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Stages with their layers and meshes; the meshes, in the order of their first stages; for
+    every stage the microbatches that it keeps at once, and how its inside is to be sharded ("ilp",
+    or the name of a preset); and what is predicted of them all."""
+
+    stages: tuple[PlacedStage, ...]
+    topology: tuple[Mesh, ...]
+    in_flight: tuple[int, ...]
+    methods: tuple[str, ...]
+    prediction: Prediction | None
 
 
 def cluster_for(named: str, plan_file: PlanFile) -> Cluster:
@@ -28,40 +59,54 @@ def cluster_for(named: str, plan_file: PlanFile) -> Cluster:
 
 
 def place_stages(
-    stages: Sequence[Cut],
-    schedule: str,
+    chosen: ChosenStages,
     file_stages: Sequence[PlannedStage],
     cluster: Cluster,
     num_microbatches: int,
-    recompute: str,
-) -> StagePlacement:
+    recompute: RecomputeChoice,
+) -> Placement:
     """Where each stage runs: on the devices of the plan file, or as the schedule lays stages on
     meshes.
 
     `recompute` is the mode of all stages, or "auto". Raises UserError for stages of one mesh that
     differ in its shape."""
-    configs = [config for _, _, config in stages]
+    configs = [config for _, _, config in chosen.stages]
     devices = plan_file_devices(file_stages, configs, cluster)
     if devices is None:
-        homes = stage_homes(find_schedule(schedule).planned.name, len(configs))
+        homes = stage_homes(find_schedule(chosen.schedule).planned.name, len(configs))
         devices = tuple(place_meshes(cluster, configs, homes)[home] for home in homes)
     homes = homes_of(devices)
     _check_alike(configs, homes)
-    meshes = tuple(
-        candidate_mesh(configs[homes.index(home)], ids, f"m{home}")
+    meshes = {
+        home: candidate_mesh(configs[homes.index(home)], ids, f"m{home}")
         for home, ids in zip(homes, devices, strict=True)
-    )
-    stage_of_layer = tuple(s for s, (start, end, _) in enumerate(stages) for _ in range(start, end))
+    }
+    # A plan file decides for its stages, the option for all others, the search for the rest.
     file_modes = [stage.recompute for stage in file_stages] or [None] * len(configs)
-    default = None if recompute == "auto" else recompute
-    modes = tuple(
-        file_mode or default or config.recompute
-        for file_mode, config in zip(file_modes, configs, strict=True)
+    option = None if recompute == "auto" else recompute
+    stages = tuple(
+        PlacedStage(start, end - 1, meshes[home].name, file_mode or option or config.recompute)
+        for (start, end, config), home, file_mode in zip(
+            chosen.stages, homes, file_modes, strict=True
+        )
     )
-    in_flight_counts = _in_flight(schedule, homes, num_microbatches)
-    return StagePlacement(
-        stage_of_layer, meshes, in_flight_counts, modes, tuple(config.method for config in configs)
+    return Placement(
+        stages,
+        tuple(meshes.values()),
+        _in_flight(chosen.schedule, homes, num_microbatches),
+        tuple(config.method for config in configs),
+        chosen.prediction,
     )
+
+
+def write_placement(program: Program, placement: Placement) -> None:
+    """On `@main` what the next passes obey, on the loop what later phases read."""
+    write_topology(program.main, placement.topology, devices=True)
+    write_stages(program.main, placement.stages)
+    program.loop.attributes[IN_FLIGHT] = ir.DenseI64ArrayAttr.get(list(placement.in_flight))
+    write_methods(program.loop, placement.methods)
+    if placement.prediction is not None:
+        write_prediction(program.loop, placement.prediction)
 
 
 def usual_for(file_stages: Sequence[PlannedStage]) -> str:

@@ -1,12 +1,9 @@
 """Rewrite a clustered program onto stages: `@main` and `@microbatch` become fragments on meshes.
 
-The loop body gives one forward and one backward fragment a stage. An operation is backward when it
-depends on an operation of a later stage, through a barrier too, and also when only the backward of
-its stage reads it, from values that are kept for that backward anyway: then there is less to keep.
-What is computed again does not leave its stage (`shardopt.passes.stages.cut_repeats`). Operations
-around
-the loop are grouped by stage and by how many mesh crossings precede them, so that one fragment
-never waits for another that waits for it."""
+The loop body gives one forward and one backward fragment a stage
+(`shardopt.solve.stages.body.backward`). What is computed again does not leave its stage
+(`shardopt.passes.stages.cut_repeats`). Operations outside the loop are grouped by stage and by how
+many mesh crossings precede them, so that one fragment never waits for another that waits for it."""
 
 from __future__ import annotations
 
@@ -24,29 +21,37 @@ from shardopt.dialect.donation import (
     argument_attributes,
     read_donation,
 )
-from shardopt.dialect.mpmd import IN_FLIGHT, LAYER, RECOMPUTE, write_methods, write_topology
+from shardopt.dialect.mpmd import (
+    IN_FLIGHT,
+    INTRA_OP,
+    LAYER,
+    RECOMPUTE,
+    read_topology,
+    write_topology,
+)
+from shardopt.dialect.prediction import PREDICTED
 from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.stages import STAGES, read_stages, stage_of_layers
+from shardopt.extract.layered_body import read_body
 from shardopt.extract.op_graph import reads
 from shardopt.graph.op_graph import SHARED
 from shardopt.ir.rewriting import defining, symbol_name
 from shardopt.mesh.mesh import Mesh
 from shardopt.passes.stages.cut_repeats import cut_repeats
 from shardopt.passes.stages.outlining import Group, Outliner, Resolved, resolve
-from shardopt.passes.stages.recomputation import recompute_forward
+from shardopt.passes.stages.read_step import check_clustered
+from shardopt.solve.stages.body.backward import backward_rows
+
+# What was decided about stages stands on the loop, whatever its operands are.
+_DECISIONS = (IN_FLIGHT, RECOMPUTE, INTRA_OP, PREDICTED)
 
 
 @dataclass(frozen=True)
 class StagePlacement:
-    """`stage_of_layer[k]` and, for every stage, its mesh, the microbatches it keeps at once (if
-    that is known), what it recomputes in the backward pass ("none", the forward of each "layer", or
-    its "full" forward), and how its inside is to be sharded ("ilp", or the name of a preset).
-    Stages may share a mesh."""
+    """The stage of every layer, rising, and the mesh of every stage. Stages may share a mesh."""
 
     stage_of_layer: tuple[int, ...]
     meshes: tuple[Mesh, ...]
-    in_flight: tuple[int, ...] = ()
-    recompute: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
 
     @property
     def topology(self) -> tuple[Mesh, ...]:
@@ -56,22 +61,35 @@ class StagePlacement:
     def stage(self, layer: int) -> int:
         return self.stage_of_layer[layer] if layer >= 0 else SHARED
 
-    def recomputed_units(self) -> dict[int, int]:
-        """layer -> first layer of what is recomputed at once, for `recompute_forward`."""
-        units: dict[int, int] = {}
-        for layer, stage in enumerate(self.stage_of_layer):
-            if self.recompute and self.recompute[stage] != "none":
-                first = (
-                    layer if self.recompute[stage] == "layer" else self.stage_of_layer.index(stage)
-                )
-                units[layer] = first
-        return units
+    def layers(self, stage: int) -> range:
+        start = self.stage_of_layer.index(stage)
+        return range(start, start + self.stage_of_layer.count(stage))
 
 
-def outline_stages(program: Program, placement: StagePlacement) -> None:
+def read_placement(program: Program) -> StagePlacement:
+    """What `shardopt-choose-stages` wrote. Raises ValueError where a layer has no stage or a stage
+    no mesh, and UserError where operations have no layers."""
+    check_clustered(program)
+    stages = read_stages(program.main)
+    stage_of = stage_of_layers(stages)
+    meshes = {mesh.name: mesh for mesh in read_topology(program.main)}
+    if unknown := sorted({stage.mesh for stage in stages} - meshes.keys()):
+        raise ValueError(
+            f"expected a mesh of the topology ({', '.join(meshes)}), found '{unknown[0]}'"
+        )
+    ops = (*program.body_ops, *program.prologue, *program.epilogue)
+    layered = (*(op.attributes for op in ops), *argument_attributes(program.main))
+    used = {_layer(attributes) for attributes in layered} - {SHARED}
+    if unplaced := sorted((used | set(range(max(stage_of, default=0)))) - stage_of.keys()):
+        raise ValueError(f"expected layer {unplaced[0]} in some stage of '{STAGES}', found none")
+    return StagePlacement(
+        tuple(stage_of[layer] for layer in sorted(stage_of)),
+        tuple(meshes[stage.mesh] for stage in stages),
+    )
+
+
+def outline_fragments(program: Program, placement: StagePlacement) -> None:
     """Replace `@main` and `@microbatch` of the clustered form by their staged form, in place."""
-    if recompute_forward(program, placement.recomputed_units()):
-        program = read_program(program.module)
     _Staging(program, placement).run()
 
 
@@ -80,10 +98,11 @@ class _Staging:
         self.placement = placement
         main_ops = [*program.prologue, *program.epilogue]
         self.stage_of = {op: placement.stage(_layer(op.attributes)) for op in main_ops}
-        stages, reached = self._depths(program)
+        # What an operation waits for is read before the cut, which takes values out of barriers.
+        body = read_body(program).body
         rows = cut_repeats(program, placement.stage)
-        self.stage_of.update((op, stages[number]) for number, op in rows)
-        self.reached = {op: reached[number] for number, op in rows}
+        self.stage_of.update((op, placement.stage(body.layers[number])) for number, op in rows)
+        self.reached = [body.reached[number] for number, _ in rows]
         self.program = program = read_program(program.module)
         arguments = argument_attributes(program.main)
         self.argument_stage: dict[ir.Value, int] = {
@@ -128,51 +147,18 @@ class _Staging:
         order = sorted(groups, key=lambda key: (0, key[1]) if key[0] == "fwd" else (1, -key[1]))
         return resolve((groups[key] for key in order), self.program.body_ops, self._is_shared)
 
-    def _depths(self, program: Program) -> tuple[list[int], list[int]]:
-        """For each operation of the body its stage, and the last stage that it depends on."""
-        latest: dict[ir.Value, int] = {}
-        stages = [self.placement.stage(_layer(op.attributes)) for op in program.body_ops]
-        depths = []
-        for op, stage in zip(program.body_ops, stages, strict=True):
-            depth = max((latest.get(value, SHARED) for value in reads(op)), default=SHARED)
-            latest.update((result, max(depth, stage)) for result in op.results)
-            depths.append(depth)
-        return stages, depths
-
     def _body_kinds(self) -> dict[ir.Operation, str]:
         """Kind of every operation of the body that belongs to a stage, in program order."""
-        kinds: dict[ir.Operation, str] = {}
-        readers: dict[ir.Value, list[ir.Operation]] = {}
-        for op in self.program.body_ops:
-            stage = self.stage_of[op]
-            for value in reads(op):
-                readers.setdefault(value, []).append(op)
-            if stage != SHARED:
-                kinds[op] = "bwd" if self.reached[op] > stage else "fwd"
-        self._postpone(kinds, readers)
-        return kinds
-
-    def _postpone(
-        self, kinds: dict[ir.Operation, str], readers: dict[ir.Value, list[ir.Operation]]
-    ) -> None:
-        """Turn `fwd` into `bwd` where only the backward reads the results and everything read is
-        kept for it anyway."""
-        returned = set(self.program.body_returned)
-        kept = {
-            (v, self.stage_of[op]) for op, kind in kinds.items() if kind == "bwd" for v in reads(op)
+        rows, placement = read_body(self.program), self.placement
+        backward: set[int] = set()
+        for stage in range(len(placement.meshes)):
+            layers = placement.layers(stage)
+            backward |= backward_rows(rows.body, layers.start, layers.stop, reached=self.reached)
+        return {
+            op: "bwd" if row in backward else "fwd"
+            for row, op in enumerate(rows.ops)
+            if self.stage_of[op] != SHARED
         }
-        for op in reversed(kinds):
-            stage = self.stage_of[op]
-            users = [user for result in op.results for user in readers.get(result, ())]
-            behind = all(
-                kinds.get(user) == "bwd" and self.stage_of[user] == stage for user in users
-            )
-            if kinds[op] == "bwd" or not users or not behind or returned.intersection(op.results):
-                continue
-            values = [v for v in reads(op) if not self._is_shared(v)]
-            if all((v, stage) in kept or isinstance(v, ir.BlockArgument) for v in values):
-                kinds[op] = "bwd"
-                kept.update((v, stage) for v in values)
 
     def _resolve_outside_loop(
         self, ops: Sequence[ir.Operation], kind: str, required: Iterable[tuple[ir.Value, int]]
@@ -291,13 +277,9 @@ class _Staging:
         point = ir.InsertionPoint(out.block)
         loop = mpmd.ForOp(types, inits, u32(program.num_microbatches), loc=loc, ip=point).operation
         index_type = out.type_on(self._mesh(0), _index_type())
-        if self.placement.in_flight:
-            loop.attributes[IN_FLIGHT] = ir.DenseI64ArrayAttr.get(list(self.placement.in_flight))
-        if set(self.placement.recompute) - {"none"}:
-            loop.attributes[RECOMPUTE] = ir.ArrayAttr.get(
-                [ir.StringAttr.get(mode) for mode in self.placement.recompute]
-            )
-        write_methods(loop, self.placement.methods)
+        for name in _DECISIONS:
+            if name in program.loop.attributes:
+                loop.attributes[name] = program.loop.attributes[name]
         block = loop.regions[0].blocks.append(*types, index_type, arg_locs=[loc] * (len(types) + 1))
         inside = ir.InsertionPoint(block)
         operands = [*outer, *block.arguments]
@@ -380,7 +362,7 @@ def _copy_attributes(source: ir.Operation, target: ir.Operation) -> None:
     Donated buffers name their result from here on: whose they are must not depend on how meshes
     sort the types."""
     for name in source.attributes:
-        if name not in ("sym_name", "function_type", "sym_visibility", "arg_attrs"):
+        if name not in ("sym_name", "function_type", "sym_visibility", "arg_attrs", STAGES):
             target.attributes[name] = source.attributes[name]
     donated = read_donation(source)
     arguments = []

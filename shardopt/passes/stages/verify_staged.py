@@ -1,8 +1,8 @@
 """Check that a program is laid out on disjoint meshes, the contract between the stage phase and
 everything after it.
 
-Needs: shardopt-outline-stages. Holds afterwards: what `shardopt.forms.staged_form` says; the module
-is unchanged. The first departure is the error, and its notes name up to four others."""
+Needs: shardopt-outline-fragments. Holds afterwards: what `shardopt.forms.staged_form` says; the
+module is unchanged. The first departure is the error, and its notes name up to four others."""
 
 from __future__ import annotations
 

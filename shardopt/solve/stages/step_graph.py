@@ -13,12 +13,15 @@ phase reads the same from the staged form (`shardopt.passes.sharding.apply.accum
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from shardopt.graph.layered_body import LayeredBody
 from shardopt.graph.op_graph import MARKER, SHARED, FactorRule, Op, OpGraph
 from shardopt.solve.sharding.linear import Linear, find_linear
+
+_RNG = "rng"  # its results differ from run to run
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,32 +140,32 @@ class StepGraph:
                 start = op + 1
         return tuple(units)
 
-    def units_of(self, ops: Collection[int]) -> list[range]:
-        """Those that begin with one of `ops`, in program order."""
-        return [self._unit_from[op] for op in sorted(ops) if op in self._unit_from]
-
     @cached_property
-    def _unit_from(self) -> dict[int, range]:
-        return {unit[0]: unit for unit in self.units}
+    def body(self) -> LayeredBody:
+        """The body by rows: row i is unit i, and its values are tensors."""
+        ops, rows = self.graph.ops, [self._read_and_made(unit) for unit in self.units]
+        return LayeredBody(
+            layers=tuple(self.op_layer[unit[0]] for unit in self.units),
+            reads=tuple(read for read, _ in rows),
+            makes=tuple(made for _, made in rows),
+            returned=frozenset(after for _, after in self.carried),
+            waits=tuple(
+                tuple(dict.fromkeys(t for op in unit for t in ops[op].waits if t not in made))
+                for unit, (_, made) in zip(self.units, rows, strict=True)
+            ),
+            random=frozenset(
+                row
+                for row, unit in enumerate(self.units)
+                if any(ops[op].name == _RNG for op in unit)
+            ),
+        )
 
-    @cached_property
-    def reached(self) -> tuple[int, ...]:
-        """For each operation of the body the last layer that it depends on: its stage runs it in
-        the backward pass if that layer lies in a later stage. SHARED for operations that depend on
-        none, and for those around the loop."""
-        latest: dict[int, int] = {}
-        reached = [SHARED] * len(self.graph.ops)
-        for unit in self.units:
-            inside = (self.graph.ops[op] for op in unit)
-            awaited = (tensor for op in inside for tensor in (*op.operands, *op.waits))
-            depth = max((latest.get(tensor, SHARED) for tensor in awaited), default=SHARED)
-            for op in unit:
-                reached[op] = depth
-            for op in unit:
-                latest.update(
-                    (result, max(depth, self.op_layer[op])) for result in self.graph.ops[op].results
-                )
-        return tuple(reached)
+    def _read_and_made(self, unit: range) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What a unit reads from outside, and what it makes."""
+        ops = [self.graph.ops[op] for op in unit]
+        made = dict.fromkeys(tensor for op in ops for tensor in op.results)
+        read = dict.fromkeys(tensor for op in ops for tensor in op.operands if tensor not in made)
+        return tuple(read), tuple(made)
 
 
 def sum_point(tensor: int, total: int, shape: tuple[int, ...]) -> Op:

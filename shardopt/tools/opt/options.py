@@ -39,7 +39,7 @@ def build_parser() -> ToolParser:
         description="Run passes on an MLIR module (StableHLO, Shardy, MPMD).",
         epilog="Every pass and phase is also a flag, applied in order: --shardopt-normalize "
         "--canonicalize "
-        '--shardopt-outline-stages="num-stages=2". A name that is none of those below is looked up '
+        '--shardopt-choose-stages="num-stages=2". A name that is none of those below is looked up '
         "among the C++ "
         "passes of jaxlib (cse, inline, sdy-*, stablehlo-*).",
     )

@@ -2,7 +2,7 @@
 
     shardopt-opt model.mlir --pass-pipeline='builtin.module(shardopt-import,shardopt-cluster)' -o
     out.mlir shardopt-opt model.mlir --shardopt-inline-calls --canonicalize
-    --shardopt-outline-stages="num-stages=2" shardopt-opt model.mlirbc --from=import --to=stage
+    --shardopt-choose-stages="num-stages=2" shardopt-opt model.mlirbc --from=import --to=stage
     --phase-options="cluster=cluster.yaml"
 
 Exit codes: 0 success; 1 an error in the input or the options (diagnosed, no output file); 2 a bug

@@ -21,7 +21,7 @@
 // RUN: not shardopt-opt %t.device --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=DEVICE
 // RUN: sed -e 's/^    %i1 = /    %j1 = mpmd.transfer %i : (!index) -> !index1\n    %i1 = /' %S/Inputs/two-stages.mlir > %t.second
 // RUN: not shardopt-opt %t.second --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=SECOND
-// RUN: not shardopt-opt %S/outline-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2" --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=SHARDING
+// RUN: not shardopt-opt %S/choose-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-stage="cluster=cpu-test:1x2 num-stages=2" --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=SHARDING
 
 // NONE: none:{{[0-9]+}}:11: error: transfer from mesh 'm1' to mesh 'm0': expected 'shardopt.resharding' with steps, found none
 // WIDTH: error: transfer from mesh 'm1' to mesh 'm0': expected resharding steps [n, 7] for rank 2, found [2, 5]

@@ -17,7 +17,7 @@ from shardopt.ir.native import verify
 from shardopt.mesh.mesh import Mesh
 from shardopt.passes.base import PassContext
 from shardopt.passes.layers.cluster_layers import ClusterLayers
-from shardopt.passes.stages.staging import StagePlacement, outline_stages
+from shardopt.passes.stages.staging import StagePlacement, outline_fragments
 
 NUM_LAYERS = 3
 CUTS = ((0, 0, 0), (0, 0, 1), (0, 1, 1), (0, 1, 2))
@@ -29,7 +29,7 @@ def staged(name: str, stage_of_layer: tuple[int, ...]) -> ir.Module:
     with module.context, ir.Location.unknown():
         ClusterLayers(layers=NUM_LAYERS, delta=1.0).run(module, PassContext())
         meshes = tuple(Mesh(f"m{s}", (("x", 1),), (s,)) for s in range(max(stage_of_layer) + 1))
-        outline_stages(read_program(module), StagePlacement(stage_of_layer, meshes))
+        outline_fragments(read_program(module), StagePlacement(stage_of_layer, meshes))
         write_cluster(module, load_cluster("cpu-test"))
     return module
 

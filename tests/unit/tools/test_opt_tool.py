@@ -196,7 +196,7 @@ def test_no_flag_of_the_tool_is_the_name_of_a_pass() -> None:
 def test_flags_keep_their_order_and_their_options() -> None:
     argv = [
         "in.mlir",
-        "--shardopt-outline-stages=num-stages=2 schedule=1f1b",
+        "--shardopt-choose-stages=num-stages=2 schedule=1f1b",
         "-o",
         "out",
         "--cse",
@@ -205,7 +205,7 @@ def test_flags_keep_their_order_and_their_options() -> None:
     known, flags = split_pass_flags(build_parser(), argv)
     assert known == ("in.mlir", "-o", "out", "--emit-bytecode")
     assert flags == (
-        PassFlag("shardopt-outline-stages", "num-stages=2 schedule=1f1b"),
+        PassFlag("shardopt-choose-stages", "num-stages=2 schedule=1f1b"),
         PassFlag("cse", ""),
     )
 

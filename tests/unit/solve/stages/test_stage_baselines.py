@@ -18,7 +18,7 @@ from planner_problems import Allowed, all_plans, fits, least, problems, random_c
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.options.names import InterOp
 from shardopt.passes.sharding.choose_shardings import ChooseShardings
-from shardopt.passes.stages.outline_stages import OutlineStages
+from shardopt.passes.stages.choose_stages import ChooseStages
 from shardopt.solve.presets.presets import PRESETS
 from shardopt.solve.stages.baselines.mcmc import Moves
 from shardopt.solve.stages.baselines.planner import Request
@@ -39,7 +39,7 @@ TWO_HOSTS = load_cluster("cpu-test:2x4")
 
 
 def test_names_are_the_same_everywhere() -> None:
-    passes = get_type_hints(OutlineStages)
+    passes = get_type_hints(ChooseStages)
     assert set(get_args(passes["inter_op"])) == set(PLANNER_NAMES)
     assert set(get_args(InterOp)) == set(INTER_OP)
     methods = set(PRESETS) - {"shardy"}  # which reads a module, not a stage

@@ -49,7 +49,7 @@ def test_what_the_backward_reaches() -> None:
     """The backward of layer 0 depends on layer 1, its forward does not; nothing in layer 1 depends
     on a later one."""
     graph = step()
-    body = range(*graph.loop)
-    first = [graph.reached[op] for op in body if graph.op_layer[op] == 0]
+    body = graph.body
+    first = [body.reached[row] for row in body.rows_of([0])]
     assert first == sorted(first) and set(first) == {-1, 0, 1}
-    assert all(graph.reached[op] <= 1 for op in body)
+    assert all(reached <= 1 for reached in body.reached)

@@ -1,5 +1,5 @@
 // What only the backward of a stage reads is computed there when its operands are kept for it anyway: here `1 - h`.
-// RUN: shardopt-opt %s --shardopt-verify-clustered --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2" --shardopt-verify-staged | FileCheck %s
+// RUN: shardopt-opt %s --shardopt-verify-clustered --shardopt-stage="cluster=cpu-test:1x2 num-stages=2" | FileCheck %s
 
 // CHECK-LABEL: func.func private @microbatch
 // CHECK: shardopt.kind = "fwd"

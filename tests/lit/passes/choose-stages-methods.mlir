@@ -1,8 +1,8 @@
-// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x4 num-stages=2 submesh=1x2 inter-op=pp-dp batch-args=2" --shardopt-verify-staged -o %t.mlir
+// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-stage="cluster=cpu-test:1x4 num-stages=2 submesh=1x2 inter-op=pp-dp batch-args=2" -o %t.mlir
 // RUN: FileCheck %s --input-file=%t.mlir
 // RUN: shardopt-opt %t.mlir --shardopt-shard="batch-args=2" | FileCheck %s --check-prefix=SHARDED
 // RUN: shardopt-opt %t.mlir --shardopt-shard="batch-args=2 intra-op=replicate" | FileCheck %s --check-prefix=OTHER
-// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 intra-op=replicate" --shardopt-verify-staged | FileCheck %s --check-prefix=ASKED
+// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-stage="cluster=cpu-test:1x2 intra-op=replicate" | FileCheck %s --check-prefix=ASKED
 
 // The loop says how the inside of every stage is to be sharded.
 // CHECK: mpmd.for {{.*}}shardopt.intra_op = ["data", "data"]

@@ -1,46 +1,40 @@
-// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2" --shardopt-verify-staged | FileCheck %s
-// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 inter-op=intra-only" --shardopt-verify-staged | FileCheck %s --check-prefix=ONE
-// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2 schedule=gpipe" --shardopt-verify-staged | FileCheck %s --check-prefix=GPIPE
-// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2" --remarks -o %t 2>&1 | FileCheck %s --check-prefix=REMARK
-// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x4 num-stages=2 submesh=1x2 inter-op=equal-layer" --shardopt-verify-staged | FileCheck %s --check-prefix=EQUAL
+// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" -o %t.mlir
+// RUN: shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x2 num-stages=2" --shardopt-verify-placed | FileCheck %s
+// RUN: shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x2 inter-op=intra-only" | FileCheck %s --check-prefix=ONE
+// RUN: shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x2 num-stages=2 schedule=gpipe recompute=full" | FileCheck %s --check-prefix=GPIPE
+// RUN: shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x2 num-stages=2" --remarks -o %t 2>&1 | FileCheck %s --check-prefix=REMARK
+// RUN: shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x4 num-stages=2 submesh=1x2 inter-op=equal-layer" | FileCheck %s --check-prefix=EQUAL
+// RUN: shardopt-opt %t.mlir --shardopt-stage="cluster=cpu-test:1x2 num-stages=2" | FileCheck %s --check-prefix=PHASE
 
+// What was decided are attributes; no operation is another.
 // CHECK: module attributes {{.*}}shardopt.cluster = {
 // CHECK-LABEL: func.func public @main
-// CHECK-SAME: %[[W0:[a-z0-9]+]]: !mpmd.mesh_tensor<"m0", tensor<4x4xf32>> {tf.aliasing_output = 0 : i32}
-// CHECK-SAME: %[[W1:[a-z0-9]+]]: !mpmd.mesh_tensor<"m1", tensor<4x4xf32>> {tf.aliasing_output = 1 : i32}
 // CHECK-SAME: shardopt.devices = [array<i64: 0>, array<i64: 1>]
+// CHECK-SAME: shardopt.stages = [{layers = array<i64: 0, 0>, mesh = "m0"}, {layers = array<i64: 1, 1>, mesh = "m1"}]
 // CHECK-SAME: topology = #mpmd.topology<<"m0" : <["x"=1, "y"=1]>>, <"m1" : <["x"=1, "y"=1]>>>
-
-// Each stage makes its own zeros; the constant that both need is copied.
-// CHECK: %[[Z0:.*]] = mpmd.fragment<mesh="m0", origin=["prologue"], stage=0> () {shardopt.kind = "prologue"}
-// CHECK: %[[Z1:.*]]:2 = mpmd.fragment<mesh="m1", origin=["prologue"], stage=1> () {shardopt.kind = "prologue"}
-// CHECK: %[[R:.*]]:3 = mpmd.for (%[[Z0]], %[[Z1]]#0, %[[Z1]]#1) {iterations = 2 : ui32, shardopt.in_flight = array<i64: 2, 1>,
+// CHECK: mpmd.for {{.*}} {iterations = 2 : ui32, shardopt.in_flight = array<i64: 2, 1>,
 // CHECK-SAME: shardopt.predicted = {formula_bound = [[BOUND:.*]] : f64, formula_seconds = [[BOUND]] : f64, schedule = "1f1b", step_seconds = {{.*}} : f64}}
-// CHECK: mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> (%[[W0]], %[[R]]#0) {shardopt.kind = "update"}
-// CHECK: mpmd.fragment<mesh="m1", origin=["layer_1"], stage=1> (%[[W1]], %[[R]]#1) {shardopt.kind = "update"}
-
-// The last stage has one fragment for forward and backward; activations go forward, their gradients back.
-// CHECK-LABEL: func.func private @microbatch
-// CHECK: %[[H:.*]] = mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> {{.*}} {shardopt.kind = "fwd"}
-// CHECK: %[[H1:.*]] = mpmd.transfer %[[H]] : (!mpmd.mesh_tensor<"m0", tensor<4x4xf32>>) -> !mpmd.mesh_tensor<"m1", tensor<4x4xf32>>
-// CHECK: %[[LAST:.*]]:3 = mpmd.fragment<mesh="m1", origin=["layer_1"], stage=1> (%[[H1]], {{.*}} {shardopt.kind = "fwd"}
-// CHECK: %[[DH:.*]] = mpmd.transfer %[[LAST]]#0 : (!mpmd.mesh_tensor<"m1", tensor<4x4xf32>>) -> !mpmd.mesh_tensor<"m0", tensor<4x4xf32>>
-// CHECK: mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> ({{.*}}%[[DH]]{{.*}}) {shardopt.kind = "bwd"}
-// CHECK-NOT: shardopt.layer
+// CHECK: stablehlo.subtract {{.*}} {shardopt.layer = 0 : i64}
+// CHECK-NOT: mpmd.fragment
 
 // A schedule that is asked for is the one that counts the microbatches in flight.
+// GPIPE: {layers = array<i64: 0, 0>, mesh = "m0", recompute = "full"}
 // GPIPE: shardopt.in_flight = array<i64: 2, 2>, {{.*}} schedule = "gpipe"
 
 // REMARK-DAG: schedule 1f1b: steps are 1f1b {{[0-9.e-]+}} s
 // REMARK-DAG: stage 0: layers 0 to 0 run on submesh 1x1 as 1x1
 
-// ONE: topology = #mpmd.topology<<"m0" : <["x"=1, "y"=2]>>>
-// ONE-LABEL: func.func private @microbatch
-// ONE: mpmd.fragment<mesh="m0", origin=["layer_0", "layer_1"], stage=0>
-// ONE-NOT: mpmd.transfer
+// ONE: shardopt.stages = [{layers = array<i64: 0, 1>, mesh = "m0"}], topology = #mpmd.topology<<"m0" : <["x"=1, "y"=2]>>>
 
 // EQUAL: shardopt.devices = [array<i64: 0, 1>, array<i64: 2, 3>]
 // EQUAL-SAME: topology = #mpmd.topology<<"m0" : <["x"=1, "y"=2]>>, <"m1" : <["x"=1, "y"=2]>>>
+
+// The phase obeys all of it, and carries on what later phases read. Each stage makes its own zeros.
+// PHASE: %[[Z0:.*]] = mpmd.fragment<mesh="m0", origin=["prologue"], stage=0> () {shardopt.kind = "prologue"}
+// PHASE: %[[Z1:.*]]:2 = mpmd.fragment<mesh="m1", origin=["prologue"], stage=1> () {shardopt.kind = "prologue"}
+// PHASE: mpmd.for (%[[Z0]], %[[Z1]]#0, %[[Z1]]#1) {iterations = 2 : ui32, shardopt.in_flight = array<i64: 2, 1>, shardopt.predicted
+// PHASE-NOT: shardopt.layer
+// PHASE-NOT: shardopt.stages
 func.func public @main(%w0: tensor<4x4xf32> {tf.aliasing_output = 0 : i32},
                        %w1: tensor<4x4xf32> {tf.aliasing_output = 1 : i32}, %x: tensor<4x4xf32>)
     -> (tensor<4x4xf32>, tensor<4x4xf32>, tensor<f32>) {

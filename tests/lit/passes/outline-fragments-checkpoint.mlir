@@ -1,5 +1,5 @@
-// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2" --shardopt-verify-staged | FileCheck %s
-// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x1 num-stages=1" --shardopt-verify-staged | FileCheck %s --check-prefix=ONE
+// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-stage="cluster=cpu-test:1x2 num-stages=2" | FileCheck %s
+// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-stage="cluster=cpu-test:1x1 num-stages=1" | FileCheck %s --check-prefix=ONE
 
 // A stage ends inside of what is computed again: stage 1 reads what stage 0 has sent it in the forward pass, and its
 // barrier holds nothing of stage 0, which computes its part again when the gradient arrives.

@@ -1,9 +1,9 @@
 // Several stages on one mesh: by a schedule that wants it, and as a plan file says.
-// RUN: shardopt-opt %S/outline-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x1 schedule=interleaved:2" --shardopt-verify-staged | FileCheck %s
-// RUN: shardopt-opt %S/outline-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 plan=%S/Inputs/shared-mesh.plan.yaml" --shardopt-verify-staged | FileCheck %s --check-prefix=GIVEN
-// RUN: not shardopt-opt %S/outline-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x1 schedule=interleaved:2 inter-op=megatron" 2>&1 | FileCheck %s --check-prefix=PLANNER
-// RUN: not shardopt-opt %S/outline-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x1 schedule=interleaved:3" 2>&1 | FileCheck %s --check-prefix=LAYERS
-// RUN: not shardopt-opt %S/outline-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 plan=%S/Inputs/shared-mesh.plan.yaml" --shardopt-shard --shardopt-insert-transfers --shardopt-schedule-pipeline="schedule=1f1b" 2>&1 | FileCheck %s --check-prefix=OTHER
+// RUN: shardopt-opt %S/choose-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-stage="cluster=cpu-test:1x1 schedule=interleaved:2" | FileCheck %s
+// RUN: shardopt-opt %S/choose-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-stage="cluster=cpu-test:1x2 plan=%S/Inputs/shared-mesh.plan.yaml" | FileCheck %s --check-prefix=GIVEN
+// RUN: not shardopt-opt %S/choose-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-stage="cluster=cpu-test:1x1 schedule=interleaved:2 inter-op=megatron" 2>&1 | FileCheck %s --check-prefix=PLANNER
+// RUN: not shardopt-opt %S/choose-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-stage="cluster=cpu-test:1x1 schedule=interleaved:3" 2>&1 | FileCheck %s --check-prefix=LAYERS
+// RUN: not shardopt-opt %S/choose-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-stage="cluster=cpu-test:1x2 plan=%S/Inputs/shared-mesh.plan.yaml" --shardopt-shard --shardopt-insert-transfers --shardopt-schedule-pipeline="schedule=1f1b" 2>&1 | FileCheck %s --check-prefix=OTHER
 
 // What the stages hold at once is counted by stage; a value goes from one to the other without a transfer.
 // CHECK-LABEL: func.func public @main

@@ -1,0 +1,178 @@
+"""The stages of a program under the options of `shardopt-choose-stages`: from the plan file, or
+found by a planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.mpmd import LAYER
+from shardopt.dialect.prediction import Prediction
+from shardopt.dialect.program import Program
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.memory_limit import memory_limit
+from shardopt.options.names import Recompute
+from shardopt.passes.base import PassContext
+from shardopt.passes.stages.open_configs import open_configs, with_recomputation
+from shardopt.passes.stages.placing import ChosenStages, usual_for
+from shardopt.passes.stages.read_step import check_clustered, read_step
+from shardopt.planfile.parts import PlannedStage
+from shardopt.schedule.schedules import AUTO, ScheduleKind, find_runnable, searched_schedules
+from shardopt.solve.stages.baselines.planner import Planner, Request
+from shardopt.solve.stages.baselines.registry import find_planner
+from shardopt.solve.stages.candidates import CandidateProblem
+from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
+from shardopt.solve.stages.costs.recomputation import can_recompute
+from shardopt.solve.stages.search.plan_file_stages import (
+    candidate_filter,
+    fixed_stages,
+    plan_file_planner,
+    with_plan_file_configs,
+)
+from shardopt.solve.stages.search.plan_search import PlanSearch, search_plans
+from shardopt.solve.stages.search.shared_meshes import sharing_planner
+from shardopt.solve.stages.stage_problem import RECOMPUTE
+from shardopt.support.errors import UserError
+
+if TYPE_CHECKING:
+    from shardopt.passes.stages.choose_stages import ChooseStages
+
+
+@dataclass(frozen=True, eq=False)
+class StageChooser:
+    """Chooses the stages of one program; `pm` hears of it."""
+
+    options: ChooseStages
+    cluster: Cluster
+    file_stages: tuple[PlannedStage, ...]
+    pm: PassContext
+
+    def choose(self, program: Program, file_prediction: Prediction | None) -> ChosenStages:
+        """Raises UserError and ValueError where there is no plan, or options contradict."""
+        kind = self._kind()
+        if self.file_stages:
+            check_clustered(program)
+            stages = fixed_stages(self.file_stages, _num_layers(program), self.cluster)
+            if stages is not None:  # nothing is open, so nothing is solved
+                self.pm.statistic("stage candidates", 0)
+                self.pm.statistic("sharding problems solved", 0)
+                usual = usual_for(self.file_stages)
+                schedule = usual if self.options.schedule == AUTO else kind.name
+                if file_prediction is not None:
+                    schedule = file_prediction.schedule
+                return ChosenStages(stages, schedule, file_prediction)
+        return self._search(program, kind)
+
+    def _kind(self) -> ScheduleKind:
+        """What is planned for; one stage a mesh where the planner chooses. Raises UserError for an
+        unknown schedule."""
+        schedule = self.options.schedule
+        return find_runnable("1f1b" if schedule == AUTO else schedule).planned
+
+    def _search(self, program: Program, kind: ScheduleKind) -> ChosenStages:
+        planner = self._planner(kind)
+        request = planner.request(
+            self.options.inter_op,
+            Request(
+                self.options.num_stages or None,
+                self.options.mcmc_seed,
+                self.options.mcmc_proposals,
+            ),
+        )
+        problem = self._extract(program, planner, request, kind)
+        search = self._solve(problem, planner, request, kind)
+        best = search.best
+        steps = ", ".join(
+            f"{each.schedule} {each.step_seconds:.3g} s" for each in search.best_by_schedule
+        )
+        message = f"schedule {best.schedule}: steps are {steps}"
+        self.pm.remark("schedule", program.module.operation, message, category="passed")
+        self.pm.statistic("plans simulated", len(search.simulated))
+        stages = tuple(
+            (start, end, problem.configs[config]) for start, end, config in best.plan.stages
+        )
+        prediction = Prediction(
+            best.schedule, best.step_seconds, best.plan.seconds, search.formula_bound
+        )
+        return ChosenStages(stages, best.schedule, prediction)
+
+    def _planner(self, kind: ScheduleKind) -> Planner:
+        planner = find_planner(self.options.inter_op)
+        if kind.stages_per_mesh > 1:
+            planner = sharing_planner(planner, self.options.inter_op, kind)
+            if self.file_stages:
+                raise UserError(
+                    f"schedule '{self.options.schedule}': expected stages with all their fields, "
+                    "found open ones"
+                )
+        elif self.file_stages:
+            planner = plan_file_planner(planner, self.file_stages, self.cluster)
+        return planner
+
+    def _extract(
+        self, program: Program, planner: Planner, request: Request, kind: ScheduleKind
+    ) -> CandidateProblem:
+        """The step by layers, and the configs that its stages may have."""
+        options, cluster = self.options, self.cluster
+        step, input_kinds = read_step(program, options.batch_args)
+        step = replace(step, merged_kernels=cluster.merges_kernels)
+        limits = [
+            memory_limit(group.device, options.memory_fraction, options.memory_budget)
+            for group in cluster.groups
+        ]
+        each = kind.stages_per_mesh
+        configs = open_configs(cluster, options.submesh, options.logical_shape, options.intra_op)
+        modes: tuple[Recompute, ...] = (
+            RECOMPUTE if options.recompute == "auto" else (options.recompute,)
+        )
+        if not can_recompute(step):
+            modes = ("none",)  # what loops would recompute has no known cost
+        configs = with_recomputation(
+            with_plan_file_configs(planner.configs(configs), self.file_stages), modes
+        )
+        if not configs:
+            raise UserError(
+                f"inter-op={options.inter_op} has no use for any submesh that the other options "
+                "allow"
+            )
+        return CandidateProblem(
+            step,
+            step.num_layers,
+            cluster,
+            configs,
+            program.num_microbatches,
+            len(self.file_stages) or request.num_stages,
+            tuple(None if limit is None else limit // each for limit in limits),
+            input_kinds,
+            candidate_filter(self.file_stages, cluster),
+            each,
+        )
+
+    def _solve(
+        self, problem: CandidateProblem, planner: Planner, request: Request, kind: ScheduleKind
+    ) -> PlanSearch:
+        stage_costs, transfers = LazyStageCosts(problem), problem.transfers()
+        schedules: tuple[str, ...] = (kind.name,)
+        if self.options.schedule == AUTO:
+            # Without gradients nothing tells a forward-only program from one layer that trains.
+            schedules = searched_schedules(transfers.goes_back or problem.num_layers == 1)
+        beat = self.options.faster_than or float("inf")
+        try:
+            return search_plans(
+                stage_costs, schedules, transfers, planner, request, faster_than=beat
+            )
+        except UserError as error:
+            raise UserError("; ".join((str(error), *stage_costs.refusals))) from error
+        finally:
+            counts = stage_costs.counts
+            self.pm.statistic("stage candidates", stage_costs.num_candidates)
+            self.pm.statistic("exact stage costs", stage_costs.num_exact)
+            self.pm.statistic("sharding problems solved", counts.solves)
+            self.pm.statistic("stage costs from the cache", counts.from_store)
+
+
+def _num_layers(program: Program) -> int:
+    ops = (*program.body_ops, *program.prologue, *program.epilogue)
+    return 1 + max((ir.IntegerAttr(op.attributes[LAYER]).value for op in ops), default=0)
