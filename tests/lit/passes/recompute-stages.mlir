@@ -11,22 +11,24 @@
 // CHECK-SAME: %[[W0:[a-z0-9]+]]: {{[^,]*}}, %{{[a-z0-9]+}}: {{[^,]*}}, %[[X:[a-z0-9]+]]:
 // CHECK: stablehlo.tanh
 // CHECK: %[[DY:.*]] = stablehlo.dot_general {{.*}} contracting_dims = [1] x [1] {shardopt.layer = 1 : i64}
-// CHECK-NEXT: %[[B:.*]]:3 = stablehlo.optimization_barrier %[[X]], %[[W0]], %[[DY]] {shardopt.layer = 0 : i64}
+// CHECK-NEXT: %[[B:.*]]:3 = stablehlo.optimization_barrier {shardopt.layer = 0 : i64} %[[X]], %[[W0]], %[[DY]] :
 // CHECK-NEXT: %[[H:.*]] = stablehlo.dot_general %[[B]]#0, %[[B]]#1, {{.*}} {shardopt.layer = 0 : i64}
 // CHECK-NEXT: %[[Y:.*]] = stablehlo.tanh %[[H]] {shardopt.layer = 0 : i64}
 // CHECK-NEXT: stablehlo.multiply %[[B]]#2, %[[Y]] {shardopt.layer = 0 : i64}
 // CHECK-NOT: stablehlo.optimization_barrier
 
-// Layer by layer within one stage: what layer 0 gives to layer 1 stays, what is inside of it goes. The constant that its
-// backward reads late is there before the copy is.
+// Layer by layer within one stage: what layer 0 gives to layer 1 stays, what is inside of it goes; also what the
+// program makes of it late, from a constant that stands behind the first reader.
 // LAYER-LABEL: func.func private @microbatch
-// LAYER: %[[A:.*]] = stablehlo.sine
-// LAYER: %[[H:.*]] = stablehlo.tanh %[[A]]
-// LAYER: %[[G:.*]] = stablehlo.cosine %[[H]] {shardopt.layer = 1 : i64}
-// LAYER: %[[ONE:.*]] = stablehlo.constant
-// LAYER: %[[B:.*]]:2 = stablehlo.optimization_barrier %{{.*}}, %[[G]] {shardopt.layer = 0 : i64}
-// LAYER: %[[A2:.*]] = stablehlo.sine %[[B]]#0
-// LAYER: stablehlo.multiply %[[B]]#1, %[[A2]]
+// LAYER: stablehlo.sine
+// LAYER: stablehlo.tanh
+// LAYER: %[[G:.*]] = stablehlo.cosine %{{.*}} {shardopt.layer = 1 : i64}
+// LAYER-NEXT: %[[B:.*]]:2 = stablehlo.optimization_barrier {shardopt.layer = 0 : i64} %{{.*}}, %[[G]] :
+// LAYER-NEXT: %[[S:.*]] = stablehlo.sine %[[B]]#0
+// LAYER-NEXT: %[[ONE:.*]] = stablehlo.constant {shardopt.layer = -1 : i64}
+// LAYER-NEXT: %[[K:.*]] = stablehlo.subtract %[[ONE]], %[[S]]
+// LAYER-NEXT: %[[D:.*]] = stablehlo.multiply %[[B]]#1, %[[S]]
+// LAYER: stablehlo.multiply %[[D]], %[[K]]
 // LAYER-NOT: stablehlo.optimization_barrier
 !t = tensor<4xf32>
 func.func public @main(%x: !t {shardopt.layer = 0 : i64}) -> !t
@@ -42,9 +44,10 @@ func.func private @microbatch(%x: !t, %a: !t) -> !t {
   %s = stablehlo.sine %x {shardopt.layer = 0 : i64} : !t
   %h = stablehlo.tanh %s {shardopt.layer = 0 : i64} : !t
   %g = stablehlo.cosine %h {shardopt.layer = 1 : i64} : !t
-  %one = stablehlo.constant {shardopt.layer = -1 : i64} dense<1.0> : !t
   %d = stablehlo.multiply %g, %s {shardopt.layer = 0 : i64} : !t
-  %e = stablehlo.add %d, %one {shardopt.layer = 0 : i64} : !t
+  %one = stablehlo.constant {shardopt.layer = -1 : i64} dense<1.0> : !t
+  %k = stablehlo.subtract %one, %s {shardopt.layer = 0 : i64} : !t
+  %e = stablehlo.multiply %d, %k {shardopt.layer = 0 : i64} : !t
   %n = stablehlo.add %a, %e {shardopt.layer = 0 : i64} : !t
   return %n : !t
 }
