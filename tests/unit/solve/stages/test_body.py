@@ -52,7 +52,7 @@ def test_what_only_the_backward_reads_is_postponed_if_its_operands_are_kept() ->
 def test_a_unit_is_recomputed_from_what_enters_it() -> None:
     [recomputation] = find_recomputations(CHAIN, {0: 0})
     assert recomputation == Recomputation(
-        chain=(0, 1), readers=(3,), made=(0, 1), entering=(-1, -2), gradient=2, waits_for=1
+        chain=(0, 1), readers=(3,), made=(0, 1), entering=(-1, -2), gradient=2, latest=2
     )
     assert find_recomputations(CHAIN, {1: 1}) == ()
     assert find_recomputations(CHAIN, {0: 0, 1: 0}) == ()
@@ -114,7 +114,7 @@ def test_copies_can_be_computed_where_they_stand(
     for recomputation in find_recomputations(rows, unit_of_layer):
         first = recomputation.readers[0]
         assert recomputation.gradient in rows.reads[first]
-        assert rows.latest[recomputation.gradient] == recomputation.waits_for
+        assert rows.latest[recomputation.latest] == rows.reached[first]
         copied: set[int] = set()
         for row in recomputation.chain:
             for value in rows.reads[row]:
@@ -135,7 +135,9 @@ def is_there(rows: LayeredBody, value: int, row: int) -> bool:
     return rows.maker(value) == OUTSIDE or (rows.is_shared(value) and rows.maker(value) < row)
 
 
-@pytest.mark.parametrize("late", [{}, {1: 2}])
-def test_rows_may_wait_for_a_layer_that_they_do_not_read(late: dict[int, int]) -> None:
-    rows = LayeredBody((0, 0), ((-1,), (0,)), ((0,), (1,)), late=late)
-    assert rows.reached == (-1, late.get(1, 0))
+@pytest.mark.parametrize("waits", [(), ((), (), (1,))])
+def test_rows_may_wait_for_what_they_do_not_read(waits: tuple[tuple[int, ...], ...]) -> None:
+    rows = LayeredBody((0, 1, 0), ((-1,), (0,), (0,)), ((0,), (1,), (2,)), waits=waits)
+    assert rows.reached == (-1, 0, 1 if waits else 0)
+    assert backward_rows(rows, 0, 1) == ({2} if waits else set())
+    assert backward_rows(rows, 0, 1, reached=(-1, 0, 1)) == {2}
