@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import shardopt
 
@@ -119,7 +119,7 @@ def test_in_shardings_and_constraints_are_obeyed(tmp_path: Path) -> None:
 def test_annotations_reach_the_stages_of_a_pipeline() -> None:
     """Microbatches, layers and stages lose none: every weight lies as asked, and every value in the
     middle."""
-    mesh = jax.sharding.AbstractMesh((2,), ("model",))
+    mesh = jax.sharding.AbstractMesh((2,), ("model",), axis_types=(AxisType.Auto,))
 
     def step(params: Any, x: jax.Array) -> Any:
         def loss(params: Any) -> jax.Array:

@@ -56,7 +56,8 @@ def found_in(text: str, mesh: Mesh) -> dict[int, list[Traffic]]:
     """The collectives of each pair; a combined one names its pairs in order."""
     found: dict[int, list[Traffic]] = defaultdict(list)
     for collective in parse_collectives(text, mesh):
-        numbers = re.findall(r"pair(\d+)", collective.source)
+        # Each pair has an argument of its number, which newer versions of XLA name.
+        numbers = re.findall(r"(?:pair|Arg_)(\d+)", collective.source)
         for number, part in zip(numbers, split(collective, len(numbers)), strict=True):
             found[int(number)].append(part.traffic)
     return found
