@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from examples import gpt
+
 Params = dict[str, Any]
 Loss = Callable[[Params, jax.Array, jax.Array], jax.Array]
 ROWS, LENGTH, WIDTH = 8, 4, 8
@@ -135,6 +137,10 @@ clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -1e-3, 1e-3),))
 
 
 POLICIES = jax.checkpoint_policies
+_POLICY = {
+    "checkpoint_dots": POLICIES.checkpoint_dots,
+    "nothing_saveable": POLICIES.nothing_saveable,
+}
 LOSSES: dict[str, Loss] = {
     "plain": in_blocks(jax.checkpoint(mlp)),
     "nothing_saveable": in_blocks(jax.checkpoint(mlp, policy=POLICIES.nothing_saveable)),
@@ -167,3 +173,30 @@ def make_step(loss: Loss) -> Callable[..., tuple[Params, jax.Array]]:
         return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
 
     return step
+
+
+def gpt_step(
+    config: gpt.Config, rows: int, policy: str
+) -> tuple[gpt.Params, jax.Array, Callable[..., tuple[gpt.Params, jax.Array]]]:
+    """Weights, tokens and a step of gradient descent of the example GPT, whose blocks are
+    checkpointed under `policy`, or are not ("none")."""
+
+    def block(x: jax.Array, p: gpt.Params) -> jax.Array:
+        x = x + gpt._attention(gpt._norm(x, p["norm1"]), p, config)
+        return x + jax.nn.gelu(gpt._norm(x, p["norm2"]) @ p["up"]) @ p["down"]
+
+    wrapped = block if policy == "none" else jax.checkpoint(block, policy=_POLICY[policy])
+
+    def loss(p: gpt.Params, tokens: jax.Array) -> jax.Array:
+        x = p["embed"][tokens[:, :-1]] + p["position"]
+        for each in p["blocks"]:
+            x = wrapped(x, each)
+        logits = jax.nn.log_softmax(gpt._norm(x, p["norm"]) @ p["embed"].T)
+        return -jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1).mean()
+
+    def step(p: gpt.Params, tokens: jax.Array) -> tuple[gpt.Params, jax.Array]:
+        value, grads = jax.value_and_grad(loss)(p, tokens)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
+
+    tokens = jax.random.randint(jax.random.key(1), (rows, config.length + 1), 0, config.vocab)
+    return gpt.init_params(config, jax.random.key(0)), tokens, step
