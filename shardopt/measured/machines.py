@@ -28,13 +28,18 @@ _PRESETS = (
 )
 
 
+def preset_of(hardware: str) -> str:
+    """The preset whose device a name means. Raises InexpressibleRow where there is none."""
+    for pattern, preset in _PRESETS:
+        if re.search(pattern, hardware.lower()):
+            return preset
+    raise InexpressibleRow(f"no preset for '{hardware}'")
+
+
 def machine_of(row: Row) -> HostGroup:
     """One host of the machine. Raises InexpressibleRow for a device without a preset."""
     name = row.hardware.lower()
-    preset = next((preset for pattern, preset in _PRESETS if re.search(pattern, name)), None)
-    if preset is None:
-        raise InexpressibleRow(f"no preset for '{row.hardware}'")
-    group = load_cluster(preset).groups[0]
+    group = load_cluster(preset_of(row.hardware)).groups[0]
     device = group.device
     if stated := re.search(r"(\d+) ?gb\b", name):
         device = replace(device, memory_bytes=_memory(device.memory_bytes, int(stated[1])))

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardopt.tools.commands.compare_measured import add_compare_measured
 from shardopt.tools.commands.profile import add_profile
 from shardopt.tools.commands.program import add_program
 from shardopt.tools.commands.report import add_report
@@ -25,7 +26,6 @@ from shardopt.tools.common import (
     report,
     run_tool,
 )
-from shardopt.tools.compare_measured_command import add_compare_measured
 from shardopt.tools.plan.arguments import add_plan_options
 from shardopt.tools.plan.file_command import (
     add_plan_file_options,
