@@ -26,6 +26,14 @@ class Sizes(NamedTuple):
     full: int
 
 
+class Costs(NamedTuple):
+    """What a stage adds to the sum, and its longest slot, for every level of microbatches in
+    flight, first layer, layer after the last and size; inf where infeasible."""
+
+    total: np.ndarray  # [levels, L + 1, L + 1, G]
+    longest: np.ndarray  # [levels, L + 1, L + 1, G]
+
+
 class States(NamedTuple):
     """State r: r stages are placed, counted from the end of the pipeline; the last state means "at
     least" if `open`.
@@ -35,6 +43,15 @@ class States(NamedTuple):
 
     level: np.ndarray  # int64 [states]
     open: bool
+
+
+class Place(NamedTuple):
+    """An entry of the recursion: so many stages are placed, the next one begins at layer `start`,
+    and `flat` devices are left."""
+
+    state: int
+    start: int
+    flat: int
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
@@ -73,8 +90,7 @@ def cheapest_by_size(
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def sweep(
-    total: np.ndarray,
-    longest: np.ndarray,
+    costs: Costs,
     t_max: float,
     states: States,
     sizes: Sizes,
@@ -82,12 +98,12 @@ def sweep(
     limit: float,
     best: np.ndarray,
 ) -> None:
-    """best[r, k, flat]: the least sum of `total` with which r stages cover layers k.. on `flat`
-    devices, none of them with a `longest` slot above `t_max`.
+    """best[r, k, flat]: the least sum with which r stages cover layers k.. on `flat` devices, none
+    of them with a longest slot above `t_max`.
 
-    `total` and `longest` are `[levels, L + 1, L + 1, G]`. `rest[k, flat]` is a lower bound of the
-    sum of the layers before k on `flat` devices; states whose sum must exceed `limit` are left out.
-    """
+    `rest[k, flat]` is a lower bound of the sum of the layers before k on `flat` devices; states
+    whose sum must exceed `limit` are left out."""
+    total, longest = costs
     layers, top = total.shape[1] - 1, best.shape[0] - 1
     best[:] = np.inf
     best[0, layers, 0] = 0.0
@@ -125,8 +141,7 @@ def sweep(
 
 @njit(cache=True, nogil=True)
 def trace(
-    total: np.ndarray,
-    longest: np.ndarray,
+    costs: Costs,
     t_max: float,
     states: States,
     sizes: Sizes,
@@ -136,12 +151,10 @@ def trace(
 ) -> int:
     """The stages behind best[state, 0, full] as rows (first layer, layer after the last, size) of
     `stages`, and how many they are. The first of equals, so that the answer is deterministic."""
-    layers, top = total.shape[1] - 1, best.shape[0] - 1
+    layers = costs.total.shape[1] - 1
     start, flat, count = 0, sizes.full, 0
     while start < layers:
-        source, end, size = _step(
-            total, longest, t_max, states, sizes, best, state, start, flat, top
-        )
+        source, end, size = _step(costs, t_max, states, sizes, best, Place(state, start, flat))
         if source < 0:
             return -1
         stages[count, 0], stages[count, 1], stages[count, 2] = start, end, size
@@ -151,18 +164,12 @@ def trace(
 
 @njit(cache=True, nogil=True)
 def _step(
-    total: np.ndarray,
-    longest: np.ndarray,
-    t_max: float,
-    states: States,
-    sizes: Sizes,
-    best: np.ndarray,
-    state: int,
-    start: int,
-    flat: int,
-    top: int,
+    costs: Costs, t_max: float, states: States, sizes: Sizes, best: np.ndarray, place: Place
 ) -> tuple[int, int, int]:
-    """(state, layer, size) that the best stage from `start` leads to."""
+    """(state, layer, size) that the best stage from a place leads to."""
+    total, longest = costs
+    state, start, flat = place
+    top = best.shape[0] - 1
     lowest = max(state - 1, 0)
     highest = state if states.open and state == top else state - 1
     for end in range(start + 1, total.shape[1]):

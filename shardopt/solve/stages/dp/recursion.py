@@ -19,7 +19,7 @@ import numpy as np
 from shardopt.solve.stages.stage_problem import StageProblem
 
 if TYPE_CHECKING:
-    from shardopt.solve.stages.dp.kernels import Sizes, States
+    from shardopt.solve.stages.dp.kernels import Costs, Sizes, States
 
 
 class PipelineSlot(NamedTuple):
@@ -52,7 +52,7 @@ class Recursion:
     def solve(self, t_max: float, limit: float = np.inf) -> tuple[PipelineSlot, ...] | None:
         """The stages of least sum without a slot above `t_max`, or None if that sum exceeds
         `limit`."""
-        from shardopt.solve.stages.dp.kernels import trace
+        from shardopt.solve.stages.dp.kernels import Costs, trace
 
         best = self._sweep(t_max, limit)
         finals = best[list(self.answers), 0, -1] if best is not None else np.array([np.inf])
@@ -61,7 +61,8 @@ class Recursion:
         layers = best.shape[1] - 1
         stages = np.empty((layers, 3), dtype=np.int64)
         state = self.answers[int(finals.argmin())]
-        count = trace(self.total, self.longest, t_max, self.states, self.sizes, best, state, stages)
+        costs = Costs(self.total, self.longest)
+        count = trace(costs, t_max, self.states, self.sizes, best, state, stages)
         return tuple(PipelineSlot(*map(int, row)) for row in stages[:count])
 
     def least_sums(self, t_max: float, limit: float) -> np.ndarray:
@@ -93,7 +94,7 @@ class Recursion:
         return low, float(self._before(self.candidates[-1])[0, -1]) if high >= 0 else np.inf
 
     def _sweep(self, t_max: float, limit: float) -> np.ndarray | None:
-        from shardopt.solve.stages.dp.kernels import sweep
+        from shardopt.solve.stages.dp.kernels import Costs, sweep
 
         layers, width = self.total.shape[1] - 1, self.sizes.full + 1
         rest = np.zeros((layers + 1, width))
@@ -103,7 +104,7 @@ class Recursion:
                 return None
             rest = np.ascontiguousarray(before[::-1])
         best = np.empty((len(self.states.level), layers + 1, width))
-        sweep(self.total, self.longest, t_max, self.states, self.sizes, rest, limit, best)
+        sweep(Costs(self.total, self.longest), t_max, self.states, self.sizes, rest, limit, best)
         return best
 
     def _before(self, t_max: float) -> np.ndarray:
@@ -114,16 +115,20 @@ class Recursion:
         layers, width = self.total.shape[1] - 1, self.sizes.full + 1
         best = np.empty((1, layers + 1, width))
         nothing = np.zeros((layers + 1, width))
-        sweep(*self._backwards, t_max, self.states, self.sizes, nothing, np.inf, best)
+        sweep(self._backwards, t_max, self.states, self.sizes, nothing, np.inf, best)
         return best[0]
 
     @cached_property
-    def _backwards(self) -> tuple[np.ndarray, np.ndarray]:
+    def _backwards(self) -> Costs:
         """The costs with the layers counted from the end: what comes before a layer is then behind
         it."""
-        return tuple(  # type: ignore[return-value]
-            np.ascontiguousarray(each[:1, ::-1, ::-1].transpose(0, 2, 1, 3))
-            for each in (self.total, self.longest)
+        from shardopt.solve.stages.dp.kernels import Costs
+
+        return Costs(
+            *(
+                np.ascontiguousarray(each[:1, ::-1, ::-1].transpose(0, 2, 1, 3))
+                for each in (self.total, self.longest)
+            )
         )
 
 
