@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -24,6 +25,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.mesh.mesh import Sharding, parse_mesh
+from shardopt.passes.microbatches.find_batch import find_batch, mark_batch
 from shardopt.passes.sharding.apply.accumulators import add_sum_points, separate_accumulators
 from shardopt.passes.sharding.decide.input_kinds import find_input_kinds
 from shardopt.passes.sharding.decide.writing import write_plans
@@ -275,6 +277,9 @@ class _imported:
             separate_accumulators(module)
             if self.task.unreduced:
                 add_sum_points(module)
+            if self.task.batch_args == ("auto",):
+                with suppress(UserError):  # some models have no batch
+                    mark_batch(_main(module), find_batch(module))
             with sharding_rules(module):
                 graph = read_plain(_main(module), mesh)
         graph.graph, graph.state  # noqa: B018 - read while the module lives

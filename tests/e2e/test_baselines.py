@@ -21,6 +21,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Sharding, parse_mesh
+from shardopt.passes.microbatches.find_batch import find_batch, mark_batch
 from shardopt.passes.sharding.choose_shardings import ChooseShardings
 from shardopt.passes.sharding.decide.input_kinds import find_input_kinds
 from shardopt.pipeline.manager import run_pipeline
@@ -78,8 +79,9 @@ def read(
     with make_context() as context, ir.Location.unknown():
         module = load_module(OF_MODEL[model]()[0], context)
         run_pipeline(module, "builtin.module(shardopt-import)")
+        [main] = functions(module)
+        mark_batch(main, find_batch(module))
         with sharding_rules(module):
-            [main] = functions(module)
             graph = read_plain(main, parse_mesh(mesh))
         tables = IntraOpTables(graph.graph, graph.mesh, cluster)
         input_kinds = {"ilp": find_input_kinds("ilp", graph, tables, ("auto",))}

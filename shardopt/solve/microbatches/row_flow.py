@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import gcd
+from math import gcd, prod
 
 from shardopt.graph.microbatching import Cut, Split
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph
@@ -138,7 +138,7 @@ class _Walk:
             self._count(op, carried, gone)
             for position, result in enumerate(op.results):
                 kept = _on_result(op.rule, carried, position, gone)
-                if gone and not worked:
+                if gone and not worked and (op.name != "gather" or self._shuffles(op)):
                     self._keep_shuffled(op, result, gone, kept)
                 self.kept[result] = kept
                 self.summed[result] = (summed | carried.all) & ~_union(kept.values())
@@ -178,11 +178,15 @@ class _Walk:
             if any(split_of(mapping, op.rule.sizes, cut) for mapping in results)
         )
         picked = _union(self.kept[table].values()) & ~handed_on
-        rows = self.graph.tensors[table].shape[:1]
-        if self.fed[chooser] and self.graph.tensors[op.results[0]].shape[:1] != rows:
+        if self.fed[chooser] and not self._shuffles(op):
             choosing = _union((*self.kept[chooser].values(), self.summed[chooser]))
             self.looked_up |= picked & ~choosing
         return picked
+
+    def _shuffles(self, op: Op) -> bool:
+        """Whether a lookup takes each row once, in an order that no input gives row by row."""
+        table, chooser = (self.graph.tensors[t] for t in op.operands[:2])
+        return (prod(chooser.shape),) == table.shape[:1] and not self.kept[op.operands[1]]
 
     def _part(self, op: Op) -> None:
         """Rows of which `op` takes one of several equal parts: they stand along a dimension of

@@ -221,6 +221,9 @@ CASES: Mapping[str, tuple[Step, tuple[Any, ...], tuple[int, ...], dict[str, int]
     "one layer": (lambda w, x: x @ w.T, (shape(3, 4), X), (), {"x": 0}),
     "inference": (mlp, (MLP, X), (), {"x": 0}),
     "tokens": (logits, (MODEL, numbers(ROWS, 5)), (), {"ids": 0}),
+    "a table of as many rows": (
+        logits, ({**MODEL, "table": shape(ROWS, 8)}, numbers(ROWS, 5)), (), {"ids": 0},
+    ),
     "embeddings": (lambda p, x: attend(p, x)[0], (ATTENTION, shape(ROWS, 5, 8)), (), {"x": 0}),
     "donated cache": (decode, (MODEL, CACHE, numbers(ROWS, 1), numbers()), (1,), CACHED),
     "cache": (decode, (MODEL, CACHE, numbers(ROWS, 1), numbers()), (), CACHED),
