@@ -1,6 +1,7 @@
-"""What a step exchanges under the user's own `jax.jit`, with a plan of `shardopt.shardings`: a table.
+"""What a step exchanges under the user's own `jax.jit`, with a plan of `shardopt.shardings`: a
+table.
 
-    python -m benchmarks.frontend.own_jit                    # a GPT, a mixture of experts and a ResNet
+    python -m benchmarks.frontend.own_jit              # GPT, mixture of experts, ResNet
     python -m benchmarks.frontend.own_jit --mesh data=8 gpt
 
 Of each step three programs are compiled for CPU devices, and the bytes of their collectives are

@@ -3,10 +3,9 @@
     python -m benchmarks.one_device.compare FOLDER benchmarks/one_device/h100/steps.jsonl --cluster
     h100-sxm:1x1
 
-FOLDER holds the modules whose names the rows of `benchmarks.one_device.step` have. Seconds are those
-of a plan, whose programs are those before, in and behind the loop over microbatches; bytes those of
-the account of the shard phase for the one program that was measured.
-"""
+FOLDER holds the modules whose names the rows of `benchmarks.one_device.step` have. Seconds are
+those of a plan, whose programs are those before, in and behind the loop over microbatches; bytes
+those of the account of the shard phase for the one program that was measured."""
 
 from __future__ import annotations
 

@@ -68,9 +68,15 @@ def _of_stages(
                 f"expected layers from {next_layer} on {where}, found {stage.first} to {stage.last}"
             )
         if stage.mesh not in names:
-            yield f"expected a mesh of the topology ({', '.join(names)}) {where}, found '{stage.mesh}'"
+            yield (
+                f"expected a mesh of the topology ({', '.join(names)}) {where}, found "
+                f"'{stage.mesh}'"
+            )
         if stage.recompute not in _MODES:
-            yield f"expected recompute as one of {', '.join(_MODES)} {where}, found '{stage.recompute}'"
+            yield (
+                f"expected recompute as one of {', '.join(_MODES)} {where}, found "
+                f"'{stage.recompute}'"
+            )
         next_layer = stage.last + 1
     ops = (*program.body_ops, *program.prologue, *program.epilogue)
     layers = 1 + max((ir.IntegerAttr(op.attributes[LAYER]).value for op in ops), default=SHARED)

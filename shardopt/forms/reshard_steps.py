@@ -61,7 +61,10 @@ def find_plan_fault(
         device: [] for device in target_tiles
     }  # with the phase
     for step in sorted(steps, key=lambda step: step.phase):
-        text = f"phase {step.phase}, device {step.source} to {step.target}, slice {format_slice(step.slice)}"
+        text = (
+            f"phase {step.phase}, device {step.source} to {step.target}, "
+            f"slice {format_slice(step.slice)}"
+        )
         if step.phase < 0:
             return f"{text}: phases count from 0"
         if step.target not in target_tiles:

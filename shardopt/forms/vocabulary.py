@@ -111,7 +111,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         ("func.func",),
         '"cannot tell the batch arguments: …"',
         "shardopt-split-microbatches",
-        "On `@main`: why no argument holds the batch, for the errors of later phases that need one.",
+        "On `@main`: why no argument holds the batch, for errors of later phases that need one.",
     ),
     AttributeDoc(
         LAYER,
@@ -160,11 +160,14 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
     AttributeDoc(
         STAGES,
         ("func.func",),
-        '[{layers = array<i64: 0, 1>, mesh = "m0", recompute = "full"}, {layers = array<i64: 2, 2>, '
+        '[{layers = array<i64: 0, 1>, mesh = "m0", recompute = "full"}, {layers = array<i64: 2, '
+        "2>, "
         'mesh = "m1"}]',
         "shardopt-choose-stages",
-        "On `@main`: the stages in pipeline order, each with its first and last layer, its mesh, and "
-        "what its backward is still to recompute. `shardopt-recompute-stages` obeys `recompute` and "
+        "On `@main`: the stages in pipeline order, each with its first and last layer, its mesh, "
+        "and "
+        "what its backward is still to recompute. `shardopt-recompute-stages` obeys `recompute` "
+        "and "
         "removes it, `shardopt-outline-fragments` obeys the rest.",
     ),
     AttributeDoc(

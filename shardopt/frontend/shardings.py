@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 class Shardings:
     """Where the arguments and results of a function lie on a mesh.
 
-    in_shardings     of the positional arguments that are not static, as `jax.jit` takes them: trees of `NamedSharding`
+    in_shardings     of the positional arguments that are not static, as `jax.jit` takes them:
+                     trees of `NamedSharding`
     kwarg_shardings  of the keyword arguments, by name
     out_shardings    of the results; state has those of the arguments that it replaces
     exported         the function with all shardings inside, to be looked at or serialized

@@ -100,7 +100,8 @@ class StateArray:
         return f"StateArray(shape={self.shape}, dtype={self.dtype})"
 
 
-# Operators that Python looks up on the class; `==` compares elements, so that hashes are by identity.
+# Operators that Python looks up on the class; `==` compares elements, so that hashes are by
+# identity.
 _UNARY = ("neg", "pos", "abs", "invert", "round")
 _BINARY = ("getitem", "eq", "ne", "lt", "le", "gt", "ge", "divmod")
 _BOTH_SIDES = (

@@ -158,8 +158,8 @@ class Sharding:
         return numbers
 
     def tiles(self, mesh: Mesh, shape: tuple[int, ...]) -> np.ndarray:
-        """The slice each device holds: int64 `[devices, rank, 2]` of (start, limit), in the order of
-        `mesh.devices`.
+        """The slice each device holds: int64 `[devices, rank, 2]` of (start, limit), in the order
+        of `mesh.devices`.
 
         Tiles that do not come out even are as XLA cuts them: all have the extent of `local_shape`,
         except that those at the end stop where the tensor does, and may hold nothing."""

@@ -1,1 +1,2 @@
-"""Training steps of known model families as StableHLO, traced from shapes: no weight is in memory."""
+"""Training steps of known model families as StableHLO, traced from shapes: no weight is in
+memory."""

@@ -2,9 +2,9 @@
 
 Mixed precision: weights and optimizer state are float32, a step computes with copies of the weights
 in float16 or bfloat16. Alpa's artifact (`alpa/model/model_util.py`) carries the copies from step to
-step, here a step begins by making them; either way they live as long as microbatches run. In float16
-the loss is scaled, so that gradients of a large batch do not vanish; the artifact leaves that out,
-which changes neither time nor memory."""
+step, here a step begins by making them; either way they live as long as microbatches run. In
+float16 the loss is scaled, so that gradients of a large batch do not vanish; the artifact leaves
+that out, which changes neither time nor memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The stages of a plan as two tables for a terminal: what they are and take, and what they exchange.
+"""The stages of a plan as two tables for a terminal: what they are and take, and what they
+exchange.
 
-Both fit 80 columns. Where a terminal is narrower, texts go on in the next line: no number is cut."""
+Both fit 80 columns. Where a terminal is narrower, texts go on in the next line: no number is
+cut."""
 
 from __future__ import annotations
 

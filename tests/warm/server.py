@@ -24,7 +24,7 @@ LATE = (
     "shardopt.pipeline.manager",
     "shardopt.tools.opt.driver",
     "shardopt.frontend.planning",
-    "shardopt.passes.stages.outline_stages",
+    "shardopt.passes.stages.choose_stages",
     "shardopt.passes.sharding.choose_shardings",
     "shardopt.passes.pipelining.schedule_pipeline",
     "shardopt.solve.stages.dp.kernels",

@@ -6,7 +6,7 @@
 
 A barrier belongs to the last layer that reads it: that is where the gradient that it waits for
 arrives. Operations that every reader copies have no backward pass to wait for: they read what goes
-into a barrier, and of two equal ones only the first is read."""
+into a barrier, and of two equal ones only the first is read."""  # noqa: E501
 
 from __future__ import annotations
 

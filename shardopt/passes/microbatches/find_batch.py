@@ -69,7 +69,8 @@ class FoundBatch:
 
 
 def choose_batch(module: ir.Module, texts: Sequence[str], count: int) -> FoundBatch:
-    """The batch arguments of `@main` in the imported form, named or with `auto` found. None for `none`.
+    """The batch arguments of `@main` in the imported form, named or with `auto` found. None for
+    `none`.
 
     Raises UndecidedBatch, DiagnosedError for what does not exist or cannot be cut into `count`
     blocks, ValueError for malformed items."""

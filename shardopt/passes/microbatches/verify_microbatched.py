@@ -1,8 +1,9 @@
 """Check that a module has the microbatched form, the contract between the microbatch phase and
 clustering.
 
-Needs: shardopt-split-microbatches. Holds afterwards: what `shardopt.forms.microbatched_form` says; the
-module is unchanged. The first departure is the error, and its notes name up to four others."""
+Needs: shardopt-split-microbatches. Holds afterwards:
+what `shardopt.forms.microbatched_form` says; the module is unchanged. The first departure
+is the error, and its notes name up to four others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Check that a module has the exported form, the contract between the compiler and the runtime.
 
-Needs: shardopt-lower-to-fragment-calls. Holds afterwards: what `shardopt.forms.exported_form` says; the
-module is unchanged. The first departure is the error, and its notes name up to four others."""
+Needs: shardopt-lower-to-fragment-calls. Holds afterwards:
+what `shardopt.forms.exported_form` says; the module is unchanged. The first departure
+is the error, and its notes name up to four others."""
 
 from __future__ import annotations
 

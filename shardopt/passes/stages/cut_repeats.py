@@ -10,7 +10,7 @@ own part from what it was given in the forward pass.
 The backward pass goes from the last stage to the first. A value that is computed again in an early
 stage would go the other way; the later stage has the original. A barrier stays in its stage: what
 other stages read of it they have themselves, and their backward begins when the gradient arrives.
-`shardopt.solve.stages.step_graph` (`cut_at`) does the same for stage costs."""
+`shardopt.solve.stages.step_graph` (`cut_at`) does the same for stage costs."""  # noqa: E501
 
 from __future__ import annotations
 

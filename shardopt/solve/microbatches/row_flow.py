@@ -4,7 +4,7 @@
 once, in program order, through the factors of the sharding rules. An operation carries rows on,
 sums over them, or mixes them:
 
-    %h = dot %x, %w               rows of %x:0 and %w:1 are carried, %x:1 meets %w:0 and both are summed
+    %h = dot %x, %w               rows of %x:0 and %w:1 carried, %x:1 meets %w:0 and both are summed
     %m = reduce add %h over 0     %x:0 is summed
     %d = subtract %h, %m          %x:0 is mixed: each row needs what all rows have gone into
     %e = gather %table[%ids]      %table:0 is looked up by an index from elsewhere

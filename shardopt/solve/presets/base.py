@@ -21,8 +21,8 @@ Dims = tuple[Axes, ...]
 class InputKinds:
     """What the presets need to know of a graph: inputs that hold state, inputs that hold the batch
     with the dimension it lies on, the same of what other meshes send, the pairs that must agree,
-    for `shardy` what Shardy's own propagation made of the tensors, and why no input is known to hold
-    the batch."""
+    for `shardy` what Shardy's own propagation made of the tensors, and why no input is known to
+    hold the batch."""
 
     state: Set[int] = frozenset()
     batch: Mapping[int, int] = field(default_factory=dict)

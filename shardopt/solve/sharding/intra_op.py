@@ -339,8 +339,8 @@ class IntraOpProblem:
         return live_bytes(graph, mesh, lives, shardings, (*copies, *needed), len(self.order))
 
     def _of_first_readers(self, strategies: Mapping[int, Strategy]) -> dict[int, Sharding]:
-        """A value that is cheap to clone gets the sharding of its first reader, so that most need no
-        second copy."""
+        """A value that is cheap to clone gets the sharding of its first reader, so that most need
+        no second copy."""
         shardings: dict[int, Sharding] = {}
         for op, strategy in strategies.items():
             for tensor, sharding in zip(

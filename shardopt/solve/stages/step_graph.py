@@ -7,8 +7,8 @@ what runs behind them.
 Operations of the body have `repeat` = the number of microbatches. An accumulator may stay an
 unfinished sum over the whole loop, so that the collective of a gradient runs once a step and not in
 every microbatch; the sum points behind the loop are where it is summed at the latest. The shard
-phase reads the same from the staged form (`shardopt.passes.sharding.apply.accumulators`), stage by stage.
-"""
+phase reads the same from the staged form (`shardopt.passes.sharding.apply.accumulators`), stage by
+stage."""
 
 from __future__ import annotations
 

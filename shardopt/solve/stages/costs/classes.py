@@ -1,9 +1,9 @@
 """The operations of a stage by classes of those that look alike, and the small problem in which a
 class decides once.
 
-Layers repeat within a stage. Colour refinement (`shardopt.solve.assignment.search.symmetry`) of the graph
-itself, before any strategy is derived, finds operations that are alike up to a distance. One of
-each class stands for all: its strategies cost as often as the class has members, and an edge
+Layers repeat within a stage. Colour refinement (`shardopt.solve.assignment.search.symmetry`) of the
+graph itself, before any strategy is derived, finds operations that are alike up to a distance. One
+of each class stands for all: its strategies cost as often as the class has members, and an edge
 between two classes as often as members are joined. The work for one mesh then depends on the size
 of a layer, not on the number of layers, and everything else is done once for all meshes. A small
 stage has classes of one member each, so that its problem is the full one."""

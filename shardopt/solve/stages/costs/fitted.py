@@ -1,5 +1,5 @@
-"""A stage whose memory is too small for every sharding that was found fast, sharded within the limit
-as the shard phase does: with copies that are made twice and values that are computed again.
+"""A stage whose memory is too small for every sharding that was found fast, sharded within the
+limit as the shard phase does: with copies that are made twice and values that are computed again.
 
 It takes as long as the shard phase takes for the stage, and so is the last resort of a search that
 has no plan otherwise."""
