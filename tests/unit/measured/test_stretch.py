@@ -34,9 +34,6 @@ class Whole:
 
 WHOLE = (
     Whole(1, 4, 1, (2, 2), "megatron", "layer"),
-    Whole(1, 4, 1, (4, 1), "zero3", "none"),
-    Whole(2, 3, 2, (1, 2), "megatron", "none"),
-    Whole(4, 3, 3, (1, 4), "megatron", "layer"),
     Whole(4, 2, 3, (4, 1), "data", "layer", tied=True),
     Whole(8, 2, 4, (1, 2), "megatron", "layer"),
 )

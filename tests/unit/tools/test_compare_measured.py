@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shardopt.tools.shardopt import main
 
 HEADER = "id,group,arch,hardware,precision,devices,layers,hidden,heads,vocab,seq,dp,tp,pp,recompute"
@@ -22,6 +24,7 @@ def _table(folder: Path) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_json_has_every_row(tmp_path: Path, capsys: Any) -> None:
     assert main(["compare-measured", _table(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
