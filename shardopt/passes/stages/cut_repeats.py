@@ -1,16 +1,21 @@
 """What `jax.checkpoint` computes again, where a stage ends inside of it: every stage computes its
 own part from what it was given in the forward pass.
 
-    %h = stablehlo.tanh %x {layer = 0}                      %h = stablehlo.tanh %x {layer = 0}
-    %y = stablehlo.dot_general %h, %w {layer = 1}           %y = stablehlo.dot_general %h, %w {layer = 1}
+    %h = stablehlo.tanh %x {layer = 0}
+    %y = stablehlo.dot_general %h, %w {layer = 1}
     %b:2 = stablehlo.optimization_barrier %x, %g {layer = 1}
-    %h2 = stablehlo.tanh %b#0 {layer = 0}              =>   %h2 = stablehlo.tanh %x {layer = 0}
-    %y2 = stablehlo.dot_general %h2, %w {layer = 1}         %y2 = stablehlo.dot_general %h, %w {layer = 1}
+    %h2 = stablehlo.tanh %b#0 {layer = 0}
+    %y2 = stablehlo.dot_general %h2, %w {layer = 1}
+ =>
+    %h = stablehlo.tanh %x {layer = 0}
+    %y = stablehlo.dot_general %h, %w {layer = 1}
+    %h2 = stablehlo.tanh %x {layer = 0}
+    %y2 = stablehlo.dot_general %h, %w {layer = 1}
 
 The backward pass goes from the last stage to the first. A value that is computed again in an early
 stage would go the other way; the later stage has the original. A barrier stays in its stage: what
 other stages read of it they have themselves, and their backward begins when the gradient arrives.
-`shardopt.solve.stages.step_graph` (`cut_at`) does the same for stage costs."""  # noqa: E501
+`shardopt.solve.stages.step_graph` (`cut_at`) does the same for stage costs."""
 
 from __future__ import annotations
 
@@ -36,15 +41,15 @@ def cut_repeats(program: Program, stage_of_layer: StageOfLayer) -> list[tuple[in
     is_repeated = [op in cut.repeated for op in ops]
     for op, values in changed:
         replace_reads(op, values)
-    found: list[tuple[int, ir.Operation]] = []
+    remaining: list[tuple[int, ir.Operation]] = []
     for number, op in reversed(list(enumerate(ops))):
         if op.name == BARRIER:
-            found += ((number, new) for new in _narrowed(op, cut))
+            remaining += ((number, new) for new in _narrowed(op, cut))
         elif is_repeated[number] and not any(map(_is_read, op.results)):
             op.erase()
         else:
-            found.append((number, op))
-    return found[::-1]
+            remaining.append((number, op))
+    return remaining[::-1]
 
 
 def _narrowed(op: ir.Operation, cut: CutReads) -> Iterator[ir.Operation]:

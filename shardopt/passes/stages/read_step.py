@@ -41,8 +41,8 @@ def read_step(
     names = {k: argument_name(argument) for k, argument in arguments.items()}
     batch = batch_numbers(shapes, names, read_batch(program.main), batch_args)
     state = frozenset(reader.reader.tensor(arguments[k]) for k in donated)
-    held = {reader.reader.tensor(arguments[k]): dim for k, dim in batch.items()}
-    return step, InputKinds(state, held, tied=step.tied, no_batch=read_no_batch(program.main))
+    batch_of = {reader.reader.tensor(arguments[k]): dim for k, dim in batch.items()}
+    return step, InputKinds(state, batch_of, tied=step.tied, no_batch=read_no_batch(program.main))
 
 
 def check_clustered(program: Program) -> None:
@@ -108,7 +108,7 @@ class _StepReader:
             for op, original in repeated_ops(self.program.body_ops).items()
             for values in zip(op.results, original.results, strict=True)
         )
-        return {again: first for again, first in pairs if again != first and again in made}
+        return {repeat: first for repeat, first in pairs if repeat != first and repeat in made}
 
     def _read(self, ops: Iterable[ir.Operation], repeat: int = 1) -> None:
         for op in ops:

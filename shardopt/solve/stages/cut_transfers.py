@@ -106,9 +106,9 @@ def _reader_layers(
 ) -> list[list[int]]:
     """For each tensor the layers that read it."""
     producers = graph.producers()
-    found: list[list[int]] = [[] for _ in graph.tensors]
+    layers_of: list[list[int]] = [[] for _ in graph.tensors]
     for tensor, consumers in enumerate(graph.consumers()):
         for layer in (op_layer[c] for c in consumers if op_layer[c] >= 0):
             rises = tensor in repeated and layer > op_layer[producers[tensor]]
-            found[repeated[tensor] if rises else tensor].append(layer)
-    return found
+            layers_of[repeated[tensor] if rises else tensor].append(layer)
+    return layers_of

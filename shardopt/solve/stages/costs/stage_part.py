@@ -268,8 +268,8 @@ class _Cutter:
 
     def _waits(self, group: int, op: Op) -> tuple[int, ...]:
         """What the stage makes or is given anyway: a barrier asks for nothing of other stages."""
-        found = (self.number.get((group, t), self.number.get((None, t))) for t in op.waits)
-        return tuple(number for number in found if number is not None)
+        numbers = (self.number.get((group, t), self.number.get((None, t))) for t in op.waits)
+        return tuple(number for number in numbers if number is not None)
 
     def _made(self, group: int | None, source: int) -> int:
         number = self.number.setdefault((group, source), len(self.tensors))
