@@ -85,7 +85,9 @@ def start_run(program: Program, options: RunOptions) -> Run:
         trace=options.trace,
         faults=fault_fields(options.faults, options.backend),
     )
+    # Before anything starts, without the temporaries, which only compiling tells: see below.
     _check_memory(program, options.memory_limit_bytes, {})
+    # Before the workers, so that a folder in use is told before they compile.
     periodic = None if options.checkpoints is None else PeriodicCheckpoints(options.checkpoints)
     try:
         started = _start(program, options, worker_options)

@@ -80,6 +80,7 @@ def kind_of(error: BaseException) -> Kind:
         return Kind.CANCELLED
     if isinstance(error, MessageLost):
         return Kind.LOST
+    # XLA has one type for all errors: only the words tell a peer that is gone from a fault here.
     text = str(error).lower()
     if isinstance(error, ConnectionError | EOFError) or any(word in text for word in _PEER_WORDS):
         return Kind.CUT

@@ -111,6 +111,7 @@ class Context:
     def _culprit(self, position: int) -> int:
         """The RUN under way that has failed, if there is one: whoever reads its results sees its
         error."""
+        # A copy, as threads of the sender ask, too, while the worker goes on.
         for earlier, token in self.in_flight.copy():
             try:
                 token.block_until_ready()

@@ -142,6 +142,7 @@ def reshard_action(context: Context, position: int, reshard: Reshard) -> Action:
 
     def action() -> None:
         array = context.buffers[reshard.input]
+        # The others first: their messages travel while this host copies what stays.
         others.submit(position, (reshard.input,), reshard.tag)
         if staying.size:
             pieces = staying.cut(context.devices.shards(array))
@@ -161,6 +162,7 @@ def complete_action(context: Context, position: int, completion: Allgather | Bro
     spec = context.program.buffers[completion.buffer]
 
     def give(worker: str, tag: int, pieces: list[np.ndarray]) -> None:
+        # The receiver may keep none of it: these are views of shards that a device takes over.
         send = partial(_give, context, worker, context.step, tag, pieces, keep=False)
         _submit(context, position, worker, (completion.buffer,), send)
 

@@ -92,6 +92,7 @@ class _Lane:
         self._sends.put(send)
 
     def close(self) -> None:
+        # First, so that what is still queued is dropped, and not sent to workers that may be gone.
         self._closed = True
         self._sends.put(None)
         self._thread.join()

@@ -14,6 +14,7 @@ GRACE_SECONDS = 10.0
 _PEER_SECONDS = (
     1.5  # for other hosts of a mesh that failed: they may be in a collective with it, for ever
 )
+# Short beside every limit that is watched, long beside what it takes to ask a worker.
 _POLL_SECONDS = 0.25
 
 # What is wrong though nobody has failed, given the workers that have not answered.

@@ -92,6 +92,7 @@ class LocalBackend:
 
     def close(self) -> None:
         for worker in self._workers.values():
+            # A thread that waits for a message never comes to the end of its tasks.
             worker.cancel("the run is closed")
         ended = [
             thread.close(0 if name in self._stuck else GRACE_SECONDS)

@@ -93,6 +93,8 @@ class ProcessBackend(RemoteBackend):
         for process in self._processes.values():
             process.kill()
         if self._processes and hasattr(self, "_reader"):
+            # It ends with the last connection; closed before, its selector would watch a foreign
+            # file.
             self._reader.join()
         self._selector.close()
         for process in self._processes.values():
@@ -148,6 +150,7 @@ class WorkerProcess:
                 future.set_exception(self._end)
                 return future
             number = next(self._numbers)
+            # Before the command is sent, as the answer may be there before this thread goes on.
             self._waiting[number] = future
             try:
                 send_frame(self.connection, (number, urgent, method, tuple(arguments)))

@@ -99,6 +99,7 @@ class RayBackend(RemoteBackend):
         self._folder = tempfile.TemporaryDirectory(prefix="shardopt-")  # for its owner only
         try:
             self._make_actors(options.platform)
+            # Ray shows an actor its own GPUs only, numbered from zero.
             self.start_workers(replace(options, gpus_from_zero=True))
         except BaseException:
             self.close()
@@ -108,6 +109,8 @@ class RayBackend(RemoteBackend):
         self._placement = placement = Placement(
             self._ray, self._all_hosts(), gpus=platform == "gpu"
         )
+        # The default group is busy with the step: cancellations and messages need others to get
+        # through.
         actor = self._ray.remote(concurrency_groups={_CONTROL: 1, RECEIVE: 1})(WorkerActor)
         self._positions = {
             host.name: self._position_file(k) for k, host in enumerate(self._all_hosts())

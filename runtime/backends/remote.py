@@ -77,6 +77,7 @@ class RemoteBackend(ABC):
         }
 
     def start_workers(self, options: WorkerOptions) -> None:
+        # For this run alone: who merely reaches a worker's socket must not be able to feed it.
         token = secrets.token_bytes(32)
         addresses = self._gather(
             {
@@ -101,6 +102,7 @@ class RemoteBackend(ABC):
                 peers = {name: addresses[name] for name in self._peers(part, host)}
                 arguments = (text, host.number, shards, peers, services.get(mesh), asdict(options))
                 started[host.name] = self.submit(host.name, "start", *arguments)
+        # All are started before one is awaited: the hosts of a mesh wait for each other.
         self._gather(started)
 
     def link_workers(self) -> None:

@@ -76,6 +76,7 @@ class RemoteWorker:
             function = getattr(self, method, None) or getattr(self._worker, method)
             return function(*arguments)
         except (Cancelled, UserError) as error:
+            # Subclasses have no place in a frame (`frames.py`): they travel as the plain kind.
             raise (
                 type(error)(*error.args)
                 if type(error) in (Cancelled, UserError)

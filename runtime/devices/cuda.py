@@ -61,6 +61,7 @@ class Cuda:
     def event(self, stream: Stream) -> Any:
         """All that the stream was given so far."""
         with self.here():
+            # Events that keep times are slower to record and to wait for.
             return stream.record(self.cupy.cuda.Event(disable_timing=True))
 
     def view(self, shard: Any, stream: Stream) -> Words:
@@ -75,6 +76,7 @@ class Cuda:
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Words:
         """Words of unknown contents that nobody else looks at."""
+        # Not 0: an empty shard needs an address as well.
         size = max(prod(shape) * dtype.itemsize, 1)
         with self._lock:
             while not self._returns.empty():

@@ -79,6 +79,7 @@ def capsule(
     managed.deleter = _delete
     address = ctypes.addressof(managed)
     with _guard:
+        # ctypes frees a structure with its last name in Python, while XLA still reads it.
         _alive[address] = (managed, extents, owner)
     return _new_capsule(address, b"dltensor", None)
 

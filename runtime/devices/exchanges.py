@@ -55,6 +55,7 @@ class Exchanges:
         self._steps = [
             _step(each, hosts, here, type_, wire_tag(tag, number)) for number, each in rounds
         ]
+        # Announced before any step runs, as a peer may be a round ahead.
         for step in self._steps:
             if step.landing.pieces:
                 mailbox.expect(step.tag, step.landing)
@@ -67,6 +68,7 @@ class Exchanges:
         device's."""
         shards = Shards(self._types, self._mailbox.pool, landed)
         for each in self._steps:
+            # Given before anything is awaited: the hosts of a round wait for each other's slices.
             for worker, places in each.outgoing:
                 give(worker, each.tag, [shards.view(place) for place in places])
             for source, target in each.moves:

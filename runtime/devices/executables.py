@@ -96,6 +96,7 @@ def _key(devices: list[Any], bytecode: bytes, options: Any) -> str:
         bytecode,
     ):
         data = part.encode() if isinstance(part, str) else part
+        # With lengths, or parts that are cut in different places could have one hash.
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()

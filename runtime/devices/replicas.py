@@ -48,6 +48,7 @@ class Replicas:
         aval = core.ShapedArray(
             (array.shape[0] * len(self._devices), *array.shape[1:]), array.dtype
         )
+        # Memory of their own: XLA aliases aligned arrays, and some programs work in place.
         copies = [np.array(array) for _ in self._devices]
         return xc.batched_device_put(aval, self._sharding, copies, self._devices, enable_x64=True)
 

@@ -140,6 +140,7 @@ class XlaMesh:
             device_assignment=[[device.id for device in self._devices]],
         )
         build = options.executable_build_options
+        # On one device, too: there are modules that do not compile without.
         build.use_spmd_partitioning = True
         build.use_shardy_partitioner = True
         keep_barriers(build, function.bytecode)

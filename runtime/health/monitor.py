@@ -80,6 +80,7 @@ class Monitor:
             if self._seen.get(worker) != status:
                 self._seen[worker] = status
                 self._changed[worker] = now
+        # Lost messages first, as everybody stalls behind one.
         lost = (self._lost(worker, now) for worker in busy if worker in self._seen)
         return next((error for error in lost if error is not None), None) or self._stalled(
             busy, now
@@ -110,6 +111,7 @@ class Monitor:
 
     def _has_sent(self, worker: str, tag: int, step: int) -> bool:
         status = self._seen.get(worker)
+        # Past the SEND is not enough: the message may still wait on a thread of the sender.
         return status is not None and status[:2] > (step, self._sends[tag]) and not status.pending
 
     def _stalled(self, busy: Sequence[str], now: float) -> MeshError | None:

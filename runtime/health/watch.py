@@ -55,6 +55,7 @@ class Watch:
         """What is wrong with the call that the busy workers are in, if anything is."""
         statuses = self._listen()
         error = self._monitor.observe(statuses, busy, monotonic()) if self._stepping else None
+        # Others look stuck behind a stopped worker: its silence is nearer to the cause.
         return self._silent(busy) or error
 
     def place(self, worker: str) -> str:

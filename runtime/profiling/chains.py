@@ -82,6 +82,7 @@ class Chain:
         pattern = re.compile(
             "|".join(rf"(?<![\w-]){re.escape(opcode)}(?![\w-])" for opcode in self.opcodes)
         )
+        # Metadata repeats names of the program, which may spell an opcode.
         lines = [line.split("metadata=")[0] for line in hlo.splitlines() if _OPCODE.match(line)]
         repeats = sum(bool(pattern.search(line.partition(" = ")[2])) for line in lines)
         return repeats, _kernels(hlo, hlo[hlo.index("\nENTRY ") :])

@@ -17,6 +17,7 @@ from shardopt.ir.context import make_context
 from shardopt.runtime.devices.replicas import Replicas
 from shardopt.runtime.profiling.chains import Chain
 
+# Steps of the programs: differences of 4 and of 40, in which the time of a call falls out.
 SHORT, LONG, LONGEST = 1, 5, 41
 # Below this difference between the two programs the clock and the threads decide: a longer one is
 # taken.
@@ -67,6 +68,7 @@ def slope_of(
     short: Callable[[], float], long: Callable[[], float], steps: int, effort: Effort
 ) -> Slope:
     """Samples of both in turn, so that what else the machine does strikes both."""
+    # Not counted: first runs pay for memory and for threads.
     for sample in (short, long):
         sample()
     few: list[float] = []
@@ -77,6 +79,7 @@ def slope_of(
     ):
         few.append(short())
         many.append(long())
+    # The smallest, as whatever else the machine does only adds.
     return Slope((min(many) - min(few)) / steps, median(many) / min(many) - 1, len(few))
 
 

@@ -73,7 +73,9 @@ def _finish(
             functions=tuple(emitter.functions[function] for function in part.functions),
         )
         parts.append(program)
+    # Combined before they are ordered: what is received in order is whole messages.
     lists = order_sends(combine_transfers([part.instructions for part in emitter.meshes.values()]))
+    # Last: only now it is settled which instruction reads a buffer last.
     finished = (
         insert_frees(program, instructions, emitter.meshes[program.mesh.name].buffers)
         for program, instructions in zip(parts, lists, strict=True)

@@ -39,11 +39,13 @@ def check_program(program: Program) -> tuple[str, ...]:
     survive; nothing is left over; SEND and RECV pair up with equal routes; hosts of a mesh send
     what others expect (`check_hosts.py`); and the lists run to their ends whether SENDs wait for
     their receivers or not."""
+    # First, as all other checks look numbers up without a test.
     if malformed := tuple(find_malformed(program)):
         return malformed
     faults = list(find_route_faults(program))
     faults.extend(fault for part in program.meshes for fault in _check_mesh(part, program))
     faults.extend(_check_pairs(program))
+    # These run lists against each other, which tells nothing about lists that are wrong.
     return tuple(faults) or (
         *find_host_faults(program, hosts_of(program)),
         *_check_progress(program),

@@ -117,6 +117,7 @@ class _Run:
             for hooks in self.instrumentation:
                 hooks.failed(leaf, error, self.module)
             raise
+        # Reversed, so that hooks nest around the pass like brackets.
         for hooks in reversed(self.instrumentation):
             hooks.after(leaf, self.module)
         return StepResult(leaf, executed - started, verified - executed, statistics, spans)

@@ -53,6 +53,7 @@ PHASES: tuple[Phase, ...] = (
             "func.func(chlo-legalize-to-stablehlo)",
             "canonicalize,cse,symbol-dce",  # folds the constants by which gathers are recognised
             "shardopt-split-branches",  # behind symbol-dce and cse: fewer operations to copy
+            # before the step is cut: through batching dimensions rows stay rows
             "shardopt-batch-gathers",
             "shardopt-normalize",  # does more behind the folding above
             "canonicalize,cse",  # drops what the rewrites have left without readers
@@ -62,11 +63,13 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "microbatch",
         "cut the step into prologue, microbatch loop and epilogue",
+        # the cut leaves reshapes of blocks, and constants that body and epilogue both copied
         ("shardopt-split-microbatches", "canonicalize,cse", "shardopt-verify-microbatched"),
     ),
     Phase(
         "cluster",
         "group the ops of the body into layers of similar cost",
+        # behind the cut: layers are those of the body, which every microbatch repeats
         ("shardopt-cluster-layers", "shardopt-verify-clustered"),
     ),
     Phase(
@@ -104,16 +107,19 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "transfer",
         "make every edge between meshes one explicit transfer",
+        # behind sharding: what moves follows from the shardings at both ends
         ("shardopt-insert-transfers", "shardopt-verify-transferred"),
     ),
     Phase(
         "schedule",
         "order the tasks of every mesh and simulate the step",
+        # behind transfers: their seconds decide between two orders of tasks
         ("shardopt-schedule-pipeline", "shardopt-verify-scheduled"),
     ),
     Phase(
         "export",
         "one callable module for each stage, and the plan",
+        # last: everybody before looks into fragments, and nobody into functions
         ("shardopt-lower-to-fragment-calls", "shardopt-verify-exported"),
     ),
 )
@@ -131,6 +137,7 @@ PIPELINES: tuple[Phase, ...] = (
     Phase(
         "intra",
         "shard a whole module over one mesh: an ordinary SPMD program, without stages",
+        # what stands between the two makes stages, and what stands behind them joins stages
         _steps_of("import", "shard"),
     ),
 )

@@ -70,6 +70,7 @@ def _candidates(work: Workload) -> Iterator[tuple[str, Schedule]]:
     for kind in SCHEDULES.values():
         if kinds <= set(kind.kinds) and kind.suits(stages, meshes) and not kind.simulated_only:
             schedule = build_schedule(kind.name, stages, work.num_microbatches, meshes)
+            # Some lay stages on meshes in their own way (a V): their order does not suit others.
             if schedule.stage_to_mesh == work.stage_to_mesh:
                 yield kind.name, schedule
     for rule in rules(several_stages=meshes < stages):

@@ -105,6 +105,7 @@ class SharedClock:
             if task is None:
                 continue
             speed = self._sharing.speed(other, self._load)
+            # No new entry: the heap stays small, and rounding does not add up.
             if speed == task.speed:
                 continue
             task.left = max(0.0, task.left - (now - task.since) * task.speed)

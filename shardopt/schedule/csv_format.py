@@ -113,6 +113,7 @@ def _schedule(name: str, tasks: tuple[tuple[Task, ...], ...]) -> Schedule:
     num_microbatches = 1 + max((task.microbatch for row in tasks for task in row), default=ONCE)
     if num_microbatches < 1:
         raise UserError(f"schedule '{name}': no task has a microbatch")
+    # Here, too, before anything of that size is built.
     if num_microbatches > sum(map(len, tasks)):
         raise UserError(
             f"schedule '{name}': has microbatch {num_microbatches - 1}, but only "

@@ -92,6 +92,7 @@ def memory_profiles(
     allocated = np.zeros(len(linked.nodes), dtype=np.int64)
     released = np.zeros(len(linked.nodes), dtype=np.int64)
     for each in live:
+        # Nodes of a mesh are numbered in the order of its list: the smallest one runs first.
         of_tasks = np.array([nodes[task] for task in each.tasks if nodes[task]])
         if of_tasks.size:
             allocated[of_tasks.min(axis=0)] += (

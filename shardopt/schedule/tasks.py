@@ -42,6 +42,7 @@ class TaskKind(StrEnum):
 ONCE = -1  # microbatch of a task that runs once per step
 _MOST_SHOWN = 40  # characters of what is no task
 
+# Nine digits at most: these numbers become sizes, and a typo must not take all memory.
 _TASK_PATTERN = re.compile(r"(\d{1,9})([A-Z])(\d{0,9})", re.ASCII)
 
 

@@ -26,10 +26,12 @@ def write_layers(program: Program, given: PlannedLayers) -> int:
         "prologue": (program.prologue, given.prologue),
         "epilogue": (program.epilogue, given.epilogue),
     }
+    # The body alone says how many there are: what stands outside the loop only follows its layers.
     count = max((layer for layer, _ in given.body or ()), default=0) + 1
     layers = {
         name: _checked(name, runs, len(handles), -1, count) for name, (handles, runs) in ops.items()
     }
+    # -1 is for operations that every reader copies; an argument always has one home.
     arguments = _checked("arguments", given.arguments, len(program.main_block.arguments), 0, count)
     for name, (handles, _) in ops.items():
         for op, layer in zip(handles, layers[name], strict=True):

@@ -43,6 +43,7 @@ def arguments_of(graph: MeshGraph) -> dict[int, int]:
 def fixed_of(plan: PlanFile, number: int, graph: MeshGraph) -> dict[int, Sharding]:
     """Shardings of arguments that the solver has to keep to. Raises UserError."""
     given = given_of(plan, number)
+    # With rows for operations nothing is left to solve: `restored` takes the plan as it is.
     if given is None or given.ops:
         return {}
     return fixed_inputs(

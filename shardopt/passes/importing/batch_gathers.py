@@ -53,8 +53,10 @@ def _batch_pairs(
     taken = set(indexing.index_batch)
     for p, value in zip(indexing.index_map, components, strict=True):
         q = coordinate_dim(value)
+        # An index dimension can batch one operand dimension, and that one must have no window.
         if q is None or q in (indexing.vector_dim, *taken) or p not in indexing.collapsed:
             continue
+        # A shorter index reads a prefix only, and StableHLO pairs dimensions of equal size.
         if shape_of(value)[q] == shape_of(operand)[p]:
             pairs[p] = q
             taken.add(q)
@@ -70,6 +72,7 @@ def _rebatch(op: ir.Operation) -> bool:
     ]
     pairs = _batch_pairs(indexing, op.operands[0], components)
     if not pairs:
+        # Components are built to be looked at: a gather that stays must not leave any behind.
         erase_dead(components)
         return False
     rest = [

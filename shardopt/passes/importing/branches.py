@@ -78,6 +78,8 @@ def _behind(value: ir.Value, block: ir.Block, owner: dict[ir.Operation, int]) ->
         seen.add(op)
         if _is_large(op):
             large.append(op)
+        # What stands behind an owner is in its group: walking it for each result would be
+        # quadratic.
         if op not in owner:
             pending += [*op.operands, *(free_values(op) if len(op.regions) else ())]
     return large
@@ -91,6 +93,7 @@ def _is_large(op: ir.Operation) -> bool:
 def _part(op: ir.Operation, numbers: Sequence[int]) -> ir.Operation:
     """A copy in front of `op` that has only these results, and in its branches what they need."""
     with ir.InsertionPoint(op):
+        # Branches are moved out of a copy, as the next groups need the original ones.
         whole = op.clone()
         attributes = {name: op.attributes[name] for name in op.attributes}
         part = ir.Operation.create(
@@ -115,6 +118,7 @@ def _part(op: ir.Operation, numbers: Sequence[int]) -> ir.Operation:
 
 def _drop_unread(block: ir.Block) -> None:
     *body, _ = (view.operation for view in block.operations)
+    # Readers before what they read, so that one sweep drops whole chains.
     for inner in reversed(body):
         if not any(True for result in inner.results for _ in result.uses):
             inner.erase()

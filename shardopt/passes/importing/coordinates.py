@@ -76,6 +76,7 @@ def _literal(op: ir.Operation, shape: tuple[int, ...]) -> np.ndarray | None:
         return None
     if attribute.is_splat:
         return np.full(shape, wrap(int(ir.DenseIntElementsAttr(attribute)[0]), element))
+    # numpy has no integers of other widths (i1, i4).
     return np.array(attribute) if element.width in (8, 16, 32, 64) else None
 
 
@@ -181,6 +182,7 @@ def _of_arithmetic(op: ir.Operation) -> int | None:
     neutral = 1 if op.name == "stablehlo.multiply" else 0
     left, right = op.operands
     for value, other in ((left, right), (right, left)):
+        # Only what is subtracted may be the zero: `0 - i` is no coordinate.
         if bounds(other) == (neutral, neutral) and (
             op.name != "stablehlo.subtract" or other == right
         ):

@@ -28,6 +28,7 @@ class Indexing:
     def batched(self, pairs: dict[int, int]) -> Indexing:
         """With operand dimension p, collapsed until now, batched by index dimension q for each
         `pairs[p] == q`."""
+        # StableHLO wants the batching dimensions of the operand in ascending order.
         together = sorted([*zip(self.operand_batch, self.index_batch, strict=True), *pairs.items()])
         return replace(
             self,

@@ -119,6 +119,8 @@ def _inline(call: ir.Operation, callee: ir.Operation) -> None:
         body, terminator = splice_block(copy.regions[0].blocks[0], arguments, call)
         results = _constrained_all(list(terminator.operands), callee, "res_attrs")
     for op in body:
+        # Layers often call one callee: the location of the call tells their copies apart, which
+        # plan files and constraints select by location.
         op.location = ir.Location.callsite(op.location, [call.location])
     for result, value in zip(call.results, results, strict=True):
         result.replace_all_uses_with(value)
@@ -134,12 +136,14 @@ class InlineCalls(Pass):
     def run(self, module: ir.Module, pm: PassContext) -> None:
         bodies = {symbol_name(function): function for function in functions(module)}
         calls = {name: operations(body, _CALLEE) for name, body in bodies.items()}
+        # First of all: the order below fails on callees that do not exist.
         for call in (call for sites in calls.values() for call in sites):
             _check_call(call, bodies, pm)
         for name in _callees_first(calls, bodies, pm):
             for call in calls[name]:
                 _inline(call, bodies[_callee(call)])
         pm.statistic("calls", sum(map(len, calls.values())))
+        # A native pass frees what it erases: no handle from above may be used behind it.
         passmanager.PassManager.parse("builtin.module(symbol-dce)", module.context).run(
             module.operation
         )

@@ -261,6 +261,7 @@ def _erase_meshes(module: ir.Module) -> None:
         for op in operations(module.operation)
         if op.name.startswith("sdy.") and op.name != "sdy.mesh"
     ]
+    # Other functions may still name a mesh in attributes that nobody has read.
     if not left and len(list(functions(module))) == 1:
         for mesh in operations(module.operation, ("sdy.mesh",)):
             mesh.erase()
@@ -297,6 +298,7 @@ class ReadAnnotations(Pass):
                 f"expected a program for all devices, found 'sdy.manual_computation', {reason}",
             )
         _refuse_offloading(main, pm)
+        # Behind the refusals: without its annotations, code for one device is wrong all the same.
         if self.annotations == "drop":
             pm.statistic("annotations dropped", _drop(module, main, pm))
         else:

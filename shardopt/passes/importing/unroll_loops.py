@@ -74,6 +74,7 @@ class UnrollLoops(Pass):
         """How often to write out the body, or None to keep the loop; says why a loop that computes
         is kept."""
         count = trip_count(loop, self.max_iterations)
+        # What runs once or never costs nothing to write out, whatever it computes.
         if count is not None and count <= min(1, self.max_iterations):
             return count
         if self.only == "compute" and not _computes(loop):

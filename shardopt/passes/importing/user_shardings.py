@@ -36,6 +36,7 @@ def from_gspmd(text: str, rank: int, backend_config: str = "") -> Annotation:
     open_ = tuple(
         _numbers(match[1]) if (match := _UNSPECIFIED.search(backend_config)) and match[1] else ()
     )
+    # By substring: it may also be one of several subgroups (`last_tile_dims={manual, replicated}`).
     if "manual" in text:
         raise ManualError(text)
     if text in ("{replicated}", "{unknown}"):

@@ -44,6 +44,7 @@ def place_barriers(ops: Sequence[ir.Operation]) -> None:
     for op in ops if barriers else ():
         for value in reads(op):
             readers.setdefault(value, []).append(op)
+    # A barrier may read another one, which needs the layer of this reader first.
     for barrier in reversed(barriers):
         reading = [op for result in barrier.results for op in readers.get(result, ())]
         layer = max(map(_layer, reading), default=SHARED)

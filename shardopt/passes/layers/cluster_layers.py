@@ -66,6 +66,7 @@ def _gradients(program: Program) -> dict[int, list[int]]:
         weights = [captured_from[a] for a in arguments if a in captured_from]
         if not weights and replaced.get(k) in captured_from:
             weights = [captured_from[replaced[k]]]
+        # Scalars tell nothing: losses, norms and step counts are all of one size.
         if len(weights) == 1 and prod(ir.RankedTensorType(returned.type).shape) > 1:
             weights_of.update((number, weights[0]) for number in loop_results)
     return weights_of
@@ -153,6 +154,7 @@ def _extract_body(program: Program, options: ClusterLayers) -> tuple[_BodyReader
         if k in carried
     }
     index = program.index_argument
+    # Every mesh knows the index of its microbatch, so a cut that it crosses costs nothing.
     free = frozenset() if index is None else frozenset({reader.tensor(arguments[index])})
     accumulators = {result: argument for argument, result in carried.values()}
     graph = reader.graph(reader.tensor(value) for value in returned)
@@ -202,6 +204,7 @@ def _extract_main(
     for k, (number, returned) in enumerate(program.carried):
         readers = body_layer.get(body.tensor(program.body_block.arguments[number]), (0,))
         layer = made_in.get(body.tensor(program.body_returned[returned]), SHARED)
+        # What every reader copies has no layer: then the last that reads the accumulator has it.
         layer = readers[-1] if layer == SHARED else layer
         owned[reader.tensor(program.loop.results[k])] = layer
         init = reader.tensor(program.loop.operands[k])
@@ -256,6 +259,7 @@ class ClusterLayers(Pass):
         try:
             program = read_program(module)
             given = load_plan_file(self.plan).layers if self.plan else None
+            # The file has the layers of barriers, too: none of them is placed.
             if given is not None and given.body is not None:
                 repeated = repeated_ops(program.body_ops)
                 pm.statistic("layers", write_layers(program, given))

@@ -132,6 +132,7 @@ def neutral(type_: ir.Type, reducer: str) -> ir.Value:
     if reducer in ("maximum", "minimum"):
         return splat_constant(type_, _extreme(element, lowest=reducer == "maximum"))
     if reducer == "and":
+        # -1 has all bits set; i1 and types without a sign need their largest value for that.
         ones = str(element) == "i1" or (isinstance(element, ir.IntegerType) and element.is_unsigned)
         return splat_constant(type_, _extreme(element, lowest=False) if ones else -1)
     return splat_constant(type_, 1 if reducer == "multiply" else 0)
@@ -141,6 +142,7 @@ def splat_constant(type_: ir.Type, value: Splat) -> ir.Value:
     """A constant whose elements are all `value`."""
     element = ir.RankedTensorType(type_).element_type
     if isinstance(element, ir.ComplexType):
+        # The bindings have no attribute for a complex number.
         text = f"dense<({float(value)}, 0.0)> : {type_}"
         return stablehlo.ConstantOp(ir.Attribute.parse(text)).result
     if isinstance(element, ir.IntegerType):

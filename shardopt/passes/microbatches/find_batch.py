@@ -139,6 +139,7 @@ def _replaced_trees(
     for numbers in _runs(trees):
         types = [arguments[number] for number in numbers]
         taken = set(replaced.values())
+        # One leaf alone proves nothing: some result has the type of almost any argument.
         for start in range(len(results) - len(types) + 1 if len(types) > 1 else 0):
             span = range(start, start + len(types))
             if taken.isdisjoint(span) and [results[k] for k in span] == types:

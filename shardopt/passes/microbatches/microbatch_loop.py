@@ -85,6 +85,7 @@ class LoopWriter:
         for op in after:
             op.move_before(terminator)
         kept = {*before, *after}
+        # Readers first: an operation that is still used cannot be erased.
         for op in reversed(old_ops):
             if op not in kept:
                 _erase(op)

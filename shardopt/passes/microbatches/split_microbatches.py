@@ -179,6 +179,7 @@ class SplitMicrobatches(Pass):
             return plan_single(graph)
         batch = _batch(main, reader, chosen, self.num_microbatches)
         plan = _plan_loop(graph, batch, self.batch_coupling, reader, pm)
+        # Several microbatches with nothing to accumulate are an error, which `run` names.
         if plan.accumulators or self.num_microbatches > 1:
             return plan
         pm.remark("no-batch-structure", main, f"no result depends on the batch; {_WHOLE_STEP}")

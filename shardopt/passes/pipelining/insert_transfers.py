@@ -45,6 +45,7 @@ def _merge_duplicates(module: ir.Module) -> int:
     removed."""
     first: dict[tuple[ir.Value, ir.Type], ir.Operation] = {}
     removed = 0
+    # In program order: the first transfer of a value stands before the readers of all others.
     for op in operations(module.operation, ("mpmd.transfer",)):
         key = (op.operands[0], op.results[0].type)
         if key in first:
@@ -104,6 +105,7 @@ class InsertTransfers(Pass):
         except ValueError as error:
             raise pm.error(module.operation, str(error)) from error
         _check_devices(program, [*meshes.values()], cluster, pm)
+        # Before anything is planned: each would count, and be sent, once for every reader.
         pm.statistic("transfers merged", _merge_duplicates(module))
         planner = _Planner(cluster, self.strategy)
         count = messages = total = 0

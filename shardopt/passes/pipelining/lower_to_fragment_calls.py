@@ -84,6 +84,7 @@ class _Lowering:
             [v.type for v in source.arguments],
             [v.type for v in terminator(source).operands],
         )
+        # All candidates have one name, or it would tell equal bodies apart.
         function = func_dialect.FuncOp(
             "candidate",
             ir.FunctionType.get(inputs, results),
@@ -120,6 +121,7 @@ class _Lowering:
         return ir.DictAttr.get(attrs)
 
     def _intern(self, function: ir.Operation, preferred: str) -> str:
+        # Without locations: equal layers come from different lines of a model.
         text = str(
             function.get_asm(enable_debug_info=False, use_local_scope=True, assume_verified=True)
         )

@@ -71,6 +71,7 @@ def _chosen(program: Program, pipeline: PipelineGraph) -> tuple[ScheduleText, Si
     result = simulate_pipeline(text, pipeline, program.num_microbatches)
     enough = (1 - _WORTH_WHILE) * result.makespan_seconds
     tasks = len(pipeline.graph.tasks) * program.num_microbatches
+    # The bound is cheap: where no order can be enough shorter, none is simulated.
     if tasks > _MOST_TASKS or one_machine_bound_seconds(work) >= enough:
         return text, result
     held = (

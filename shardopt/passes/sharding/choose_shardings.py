@@ -100,6 +100,7 @@ class ChooseShardings(Pass):
             main = main_of(module)
         except ValueError as error:
             raise pm.error(module.operation, str(error)) from error
+        # First, as Shardy's pass for sharding rules fails on unranked and symbolic shapes.
         unreadable = find_unreadable(module.operation)
         if unreadable is not None:
             raise pm.error(
@@ -120,6 +121,7 @@ class ChooseShardings(Pass):
         mesh = None if is_staged(main) else self._mesh(cluster)
         if mesh is None and self.sharding_format == "sdy":
             raise UserError("expected sharding-format=mhlo for a module with stages, found sdy")
+        # Before the graphs are read, as demands put markers into the module.
         demands = obeyed_demands(module, main, mesh, self.constraints, self.annotations, pm)
         graphs = self._extract(module, main, mesh, pm)
         solved = self.planner(self, cluster, demands, pm).plans(graphs)

@@ -92,6 +92,7 @@ class ChooseStages(Pass):
             )
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
+        # Later phases plan for the same devices without being told again.
         write_cluster(module, cluster)
         write_placement(program, placement)
         _report(module, chosen, pm)

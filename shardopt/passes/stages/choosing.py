@@ -69,6 +69,7 @@ class StageChooser:
         """What is planned for; one stage a mesh where the planner chooses. Raises UserError for an
         unknown schedule."""
         schedule = self.options.schedule
+        # `auto` compares only schedules of one stage a mesh, for which 1F1B stands here.
         return find_runnable("1f1b" if schedule == AUTO else schedule).planned
 
     def _search(self, program: Program, kind: ScheduleKind) -> ChosenStages:
@@ -122,6 +123,7 @@ class StageChooser:
             memory_limit(group.device, options.memory_fraction, options.memory_budget)
             for group in cluster.groups
         ]
+        # Stages of one mesh share its memory: the search gives each of them an equal part.
         each = kind.stages_per_mesh
         configs = open_configs(cluster, options.submesh, options.logical_shape, options.intra_op)
         modes: tuple[Recompute, ...] = (

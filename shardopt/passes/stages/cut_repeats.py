@@ -42,6 +42,7 @@ def cut_repeats(program: Program, stage_of_layer: StageOfLayer) -> list[tuple[in
     for op, values in changed:
         replace_reads(op, values)
     remaining: list[tuple[int, ir.Operation]] = []
+    # From the end, so that what only erased operations read counts as unread.
     for number, op in reversed(list(enumerate(ops))):
         if op.name == BARRIER:
             remaining += ((number, new) for new in _narrowed(op, cut))

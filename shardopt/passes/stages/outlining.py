@@ -105,6 +105,7 @@ class Outliner:
         """The new value of `old` on `mesh`: a transfer is added when there is none yet."""
         places = self.where[old]
         if mesh not in places:
+            # The mesh that made it comes first: no value travels over a third one.
             source = next(iter(places.values()))
             result_type = self.type_on(mesh, parse_mesh_tensor(source.type).tensor)
             places[mesh] = transfer(

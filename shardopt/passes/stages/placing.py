@@ -125,6 +125,7 @@ def homes_of(devices: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 def _check_alike(configs: Sequence[StageConfig], homes: Sequence[int]) -> None:
     for stage, (config, home) in enumerate(zip(configs, homes, strict=True)):
+        # Recomputation may differ: it changes what a stage keeps, not how its mesh is laid out.
         first = homes.index(home)
         if replace(config, recompute="none") != replace(configs[first], recompute="none"):
             raise UserError(

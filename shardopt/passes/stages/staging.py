@@ -113,6 +113,7 @@ class _Staging:
 
     def run(self) -> None:
         program = self.program
+        # The loop captures what groups of the body read, so they come first.
         body = self._resolve_body()
         self._build_main(body)
         self._build_body(body)
@@ -173,6 +174,7 @@ class _Staging:
             for value in reads(op):
                 for source, crossings in level.get(value, {}).items():
                     arrivals[source] = max(arrivals.get(source, 0), crossings)
+            # Each group that reads it has a copy, which waits for what it waits for.
             if stage == SHARED:
                 level.update((result, arrivals) for result in op.results)
                 continue
@@ -276,6 +278,8 @@ class _Staging:
         types = [value.type for value in inits]
         point = ir.InsertionPoint(out.block)
         loop = mpmd.ForOp(types, inits, u32(program.num_microbatches), loc=loc, ip=point).operation
+        # On the first mesh; transfers to the others move nothing, as each of them counts for
+        # itself.
         index_type = out.type_on(self._mesh(0), _index_type())
         for name in _DECISIONS:
             if name in program.loop.attributes:

@@ -43,6 +43,7 @@ class _Row:
             self._forward(_DOWN)
             self._forward(_UP)
         for _ in range(self.behind):
+            # Nothing else is ready yet: the weight half fills the slot in which other meshes wait.
             self._backward(_UP, put_off=True)
             self._weight()
             self._forward(_UP)

@@ -112,6 +112,7 @@ def _return_copies(fragment: ir.Operation, constants: Sequence[ir.Operation]) ->
     returned = [*end.operands, *copies]
     ir.Operation.create(end.name, [], returned, loc=end.location, ip=ir.InsertionPoint(end))
     end.erase()
+    # An operation cannot grow results: the fragment is made anew around its block.
     types = [
         *(r.type for r in fragment.results),
         *(mesh_tensor_type(mesh, copy.type) for copy in copies),

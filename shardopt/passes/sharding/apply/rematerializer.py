@@ -101,6 +101,7 @@ class Rematerializer:
         latest: tuple[int, ir.Value] | None = None
         for value in reader.operands:
             maker = defining(value)
+            # Arguments and constants are there from the start: a wait for them delays nothing.
             if value in excluded or maker is None or maker.name in CHEAP_TO_CLONE:
                 continue
             number = self.number.get(maker, -1)

@@ -64,6 +64,8 @@ def insert_stops(
             if shardings[tensor] == target or (tensor in skip and home[tensor] == op.group):
                 continue
             value = handle.operands[position]
+            # The last step needs a stop as well: without one the partitioner takes a way of its
+            # own.
             for stop in (*resharding_stops(shardings[tensor], target, mesh), target):
                 key = (value, stop, op.scope)
                 if key not in after:

@@ -130,6 +130,7 @@ class Planner:
         return memory_limit(device, self.options.memory_fraction, self.options.memory_budget)
 
     def _opens_sums(self, graph: MeshGraph) -> bool:
+        # A plain module in GSPMD's form cannot leave sums open: GSPMD drops them without a word.
         staged = any(fragment.name == "mpmd.fragment" for fragment in graph.fragments)
         option = self.options.unreduced
         return option == "on" or (

@@ -44,6 +44,8 @@ def propagate(graph: MeshGraph, given: Mapping[int, Sharding]) -> dict[int, Shar
     module = graph.fragments[0].parent
     assert module is not None  # a function stands in a module
     with module.context, ir.Location.unknown():
+        # On a copy: the native pass rewrites the module, and frees what handles of the graph point
+        # to.
         copy = _numbered_copy(module.operation, graph)
         _annotate(copy, graph, given)
         passmanager.PassManager.parse(_PIPELINE).run(copy)
@@ -125,6 +127,7 @@ def _sharding(attribute: ir.Attribute | None, mesh: Mesh, rank: int) -> Sharding
 def _axes(dim: ir.Attribute, mesh: Mesh) -> tuple[str, ...]:
     taken: list[str] = []
     for reference in map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dim).axes):
+        # Our shardings name whole axes, and what lies minor to a part has no place without it.
         if reference.sub_axis_info is not None:
             break
         if mesh.axis_size(reference.name) > 1:

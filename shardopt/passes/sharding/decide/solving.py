@@ -138,6 +138,7 @@ def _requirements(
 ) -> tuple[Hashable, ...]:
     """What the operations do not say, with tensors by canonical number."""
     number, residency = structure.number, graph.residency
+    # Without the microbatches in flight, which change the memory only: `fits` tells them apart.
     loop = None if residency.loop is None else (residency.loop.start, residency.loop.stop)
     return (
         graph.method,

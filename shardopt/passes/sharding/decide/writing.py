@@ -53,6 +53,7 @@ def _write(graph: MeshGraph, plan: IntraOpPlan) -> None:
         ops = [op for op, group in enumerate(groups) if group == number]
         rows = [row for row in remats if groups[row.readers[0]] == number]
         write_rematerialization(fragment, [_numbered_from(min(ops), row) for row in rows])
+        # Of one run: how often a fragment runs is for the schedule to say.
         write_cost(fragment, plan.summary(ops, repeated=False))
 
 
@@ -73,6 +74,7 @@ def _remats(graph: MeshGraph, plan: IntraOpPlan) -> Iterator[Recompute | Separat
     for tensor, sharding, op in sorted(
         plan.fresh, key=lambda copy: (copy[2], copy[0], str(copy[1]))
     ):
+        # What is recomputed brings a copy of its own.
         if tensor not in separate:
             readers = later_readers(graph.reader, required, tensor, sharding, op)
             yield SeparateCopy(graph.reader.ops[readers[0]].operands.index(tensor), readers)

@@ -56,11 +56,13 @@ def choices(rules: Sequence[Rule], value: ir.Value, mesh: Mesh) -> tuple[Shardin
     )
     if agreeing:
         return agreeing
+    # A rule that no sharding meets is at fault by itself, whatever the others say.
     alone = [rule for rule in rules if not shardings_that(rule.allows, mesh, shape)]
     if alone:
         message = f"{alone[0].source}: no sharding of {what_is(value)} on mesh {mesh} agrees"
         raise DemandError(alone[0].where, message)
     first, *others = rules
+    # Rules may agree two by two and not all together: then the last one is named.
     second = next((r for r in others if not _together(first, r, mesh, shape)), others[-1])
     message = (
         f"{first.source} and {second.source} contradict each other for {what_is(value)} on "

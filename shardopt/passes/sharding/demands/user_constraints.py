@@ -96,6 +96,7 @@ class Demands:
         self._forbidden: dict[ir.Operation, frozenset[str]] = {}
         self._matched: set[Entry] = set()
         self._read_signature()
+        # The markers of all blocks before entries of the file: what has one gets no second.
         for block, mesh in blocks:
             self._read_markers(block, mesh)
         for block, mesh in blocks:
@@ -132,6 +133,7 @@ class Demands:
                 marker.erase()
             else:
                 self._add(value, mesh, [rule])
+                # Only then it speaks for the value: another reader may want that otherwise.
                 if sum(1 for _ in marker.operands[0].uses) == 1:
                     self._markers[marker.operands[0]] = value
 
@@ -283,6 +285,7 @@ class Demands:
         self._matched.add(entry)
         self._check_forbidden(entry)
         inside = [inner for region in op.regions for inner in planned_operations(region.blocks[0])]
+        # What loops and branches hold is planned by itself, the scalars of a reducer are not.
         for forbidding in (op, *(inside if op.name in CONTROL_FLOW else ())):
             self._forbidden[forbidding] = self._forbidden.get(forbidding, frozenset()) | set(
                 entry.forbid
