@@ -53,6 +53,7 @@ def run_steps(
     for attempt in range(recovery.restarts + 1):
         try:
             with start(attempt) as run:
+                # Also what no checkpoint holds needs a first value: arguments that are not state.
                 begin(run)
                 checkpoint = recovery.newest() if recovery.resume or attempt else None
                 if checkpoint is not None:

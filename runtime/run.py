@@ -242,6 +242,7 @@ class Run:
             self._watchdog.close()
         self._backend.close()
         if self._checkpoints is not None:
+            # Behind the workers, which may still be writing to its folder.
             self._checkpoints.close()
 
     def __enter__(self) -> Run:
@@ -320,6 +321,7 @@ class Run:
         try:
             return self._backend.call(method, arguments)
         except BaseException as error:
+            # An interruption, too: it leaves workers in the middle of something.
             self._failure = error
             raise
 

@@ -118,6 +118,7 @@ class Worker:
         # Before the actions are made: they use the links.
         if options.direct:
             connect(self._context)
+        # The end of a step is two more actions: failures and observers find it by position as well.
         self._actions = [*make_actions(self._context), self._drain, self._finish]
         for microbatch, buffer in program.indices:
             self._set(buffer, [np.array(microbatch, self._context.tiling(buffer).dtype)])
@@ -132,11 +133,13 @@ class Worker:
     def step(self, values: Mapping[int, Parts]) -> None:
         """Run the list once, with some arguments replaced first. Raises MeshError, or Cancelled."""
         self.load(values)
+        # Before the list runs, so that old results do not live beside the new ones.
         self._outputs.clear()
         step, self._busy = self._context.step, True
         self._context.checking = step < self._options.checked_steps
         for observer in self._observers:
             observer.begin_step(step)
+        # One integer for both, of which no reader in another process sees half.
         here, first = self._position, step << _POSITION_BITS
         for position, action in enumerate(self._actions):
             here[0], self._since = first + position, monotonic()
@@ -256,6 +259,7 @@ class Worker:
         )
 
     def _drain(self) -> None:
+        # Executions first: sends fail with what these raise.
         while self._context.in_flight:
             self._context.await_run()
         self._context.sender.drain()
@@ -264,6 +268,7 @@ class Worker:
         buffers = self._context.buffers
         for number, buffer in self.program.results:
             self._outputs[number] = buffers[buffer]
+        # Read before results are cleared, as one of them may be state, too.
         state = [(target, buffers[buffer]) for buffer, target in self.program.feedback]
         for _, buffer in self.program.results:
             if buffer not in self.program.kept_buffers:

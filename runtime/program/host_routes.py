@@ -14,6 +14,7 @@ from shardopt.forms.reshard_steps import intersect
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.instructions import Exchange, Route
 
+# Every tag stays below, and a header has 64 bits for both.
 _PART_BITS = 32
 
 

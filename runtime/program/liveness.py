@@ -43,10 +43,12 @@ def insert_frees(
         if isinstance(instruction, Run):
             instruction, copies = _protect(instruction, program, live, buffers)
             emit(instruction, instruction.donated)
+            # The list grows from its end, so they come to stand in front of the RUN.
             for copy in reversed(copies):
                 emit(copy)
         else:
             emit(instruction)
+    # State that nobody reads makes room for its successor before anything else.
     if unused := program.state_buffers - live:
         listed.append(Free(tuple(sorted(unused))))
     return replace(program, buffers=tuple(buffers), instructions=tuple(reversed(listed)))

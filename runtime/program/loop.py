@@ -52,6 +52,7 @@ def mesh_tasks(loop: Loop, meshes: tuple[str, ...]) -> dict[str, list[Task]]:
     for row, listed in enumerate(schedule.tasks):
         for task in listed:
             group = (task.stage, KIND_OF_TASK.get(task.kind, ""))
+            # Schedules list a backward also for the stage whose forward does it, too.
             if group not in homes:
                 continue
             if rows.setdefault(homes[group], row) != row:
@@ -131,6 +132,7 @@ class _LoopLowering:
                     producers[op.input].after.append((number, op))
                 else:
                     forwards.append((number, op))
+        # Behind all calls, between which they have to find their places.
         for number, op in forwards:
             self._place_forward(number, op, by_mesh)
 

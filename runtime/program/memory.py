@@ -72,6 +72,7 @@ def mesh_memory(part: MeshProgram, temporaries: Mapping[str, int] | None = None)
         lost = sum(size[buffer] for buffer in gone)
         extra = 0
         if isinstance(each, Run):
+            # Results take what is donated before they need memory of their own.
             extra = max(made - lost, 0) + known.get(each.function, 0)
         during.append(total + (extra if isinstance(each, Run) else made))
         total += made - lost

@@ -84,6 +84,7 @@ class Reader:
             except binascii.Error as error:
                 raise ValueError(f"{where}: {error}") from None
         if type_ in _SCALARS:
+            # The very type: to `isinstance` a truth value is a number.
             _expect(type(value) is type_, type_.__name__, value, where)
             return value
         if type_ in self._shared:

@@ -22,6 +22,7 @@ def make_route(
     pieces: dict[Piece, int] = {}
     placements: list[Placement] = []
     exchanges: list[Exchange] = []
+    # A stable sort: within a phase both ends keep the order of the plan.
     for step in sorted(steps, key=lambda step: step.phase):
         shard, slice_ = target_shard[step.target], relative(step.slice, target_tiles[step.target])
         if step.phase == 0:

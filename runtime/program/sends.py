@@ -17,6 +17,7 @@ from shardopt.schedule.exchange import Do, Step, Steps, describe, in_order_of_re
 def order_sends(lists: Sequence[Sequence[Instruction]]) -> list[list[Instruction]]:
     """The lists of all meshes, with SENDs moved back where their order needs it."""
     steps = steps_of(lists)
+    # Mostly nothing blocks, and a value goes out as early as it is there.
     if not run_exchange(steps, rendezvous=True, lanes=True).blocks:
         return [list(instructions) for instructions in lists]
     sends = {

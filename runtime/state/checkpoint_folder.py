@@ -81,6 +81,7 @@ class CheckpointFolder:
                 f"cannot write checkpoints to '{folder}': {error.strerror or error}"
             ) from error
         try:
+            # The system lets go of it with the process, however that ends.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
@@ -96,6 +97,7 @@ class CheckpointFolder:
         commit(writing, path, manifest)
         for _, old in checkpoints(self.folder)[: -self._keep]:
             removing = self.folder / f"{_REMOVING}{old.name}-{secrets.token_hex(4)}"
+            # A folder that is half removed must not pass for a checkpoint.
             old.rename(removing)
             shutil.rmtree(removing, ignore_errors=True)
         return path
@@ -131,10 +133,12 @@ def commit(writing: Path, path: Path, manifest: Manifest) -> None:
             file.write(manifest_text(manifest))
             file.flush()
             os.fsync(file.fileno())
+        # The names of its files are on the disk before it becomes a checkpoint.
         _sync_folder(writing)
         if path.exists():
             raise UserError(f"'{path}' exists already: checkpoints are never overwritten")
         writing.rename(path)
+        # A rename is on the disk only when the folder is in which it was made.
         _sync_folder(path.parent)
     except OSError as error:
         abandon(writing)

@@ -108,6 +108,7 @@ def _restricted(module: ir.Module, mesh: Mesh, results: Mapping[int, TensorSpec]
         whole = [Sharding.replicated(ir.RankedTensorType(type_).rank) for type_ in inputs]
         main.attributes["arg_attrs"] = _rows(whole)
         main.attributes["res_attrs"] = _rows([spec.sharding for spec in results.values()])
+    # What only results of other meshes need has lost its readers.
     run_native(copy, "builtin.module(canonicalize,cse,symbol-dce)")
     return module_bytecode(copy)
 

@@ -73,6 +73,7 @@ class WorkerState:
             for spec, value in zip(function.arguments, arguments, strict=True)
         ]
         outputs, token = executable(inputs)
+        # An error of the function is told here, and not by the first step.
         token.block_until_ready()
         for number, array in zip(numbers, outputs, strict=True):
             self._context.buffers[self._buffers[number]] = array

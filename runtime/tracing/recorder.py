@@ -44,6 +44,7 @@ class Recorder:
         self._step = self._began = self._waited = 0
         self._sending = threading.local()  # there are several threads that send
         self._free_from = 0  # when the newest execution that is known to have ended did
+        # One thread: executions of a mesh end in the order in which they were dispatched.
         self._executions = ThreadPoolExecutor(
             1, thread_name_prefix=f"trace-{context.program.mesh.name}"
         )
@@ -99,6 +100,7 @@ class Recorder:
     def trace(self) -> dict[str, Any]:
         """Plain values: the clock's offset to the time of day in ns, and the events of the newest
         steps."""
+        # Behind all that was submitted before, so that these events are there.
         self._executions.submit(int).result()
         events = [list(event) for of_step in self._steps.values() for event in of_step]
         return {"offset_ns": time_ns() - perf_counter_ns(), "events": events}

@@ -18,6 +18,7 @@ import numpy as np
 
 ALIGNMENT = 64  # what XLA wants of memory that it is to alias
 _POOLED_BYTES = 1 << 16  # below this the allocator's own lists do as well
+# Sizes are rounded up to pages, so that nearly equal ones share memory.
 _PAGE = 4096
 
 

@@ -149,6 +149,7 @@ class Arrival:
     def finish(self, source: str) -> list[np.ndarray | None] | None:
         """The part of one source is complete. When that was the last one: all shards, None for
         those that no piece is for; nothing before."""
+        # Copied before the part counts as there, on the thread of its source and without the lock.
         for places in self.landing.pieces[source]:
             for place in places[1:]:
                 self._shards.copy(places[0], place)

@@ -102,6 +102,7 @@ class Mailbox:
         with self._changed:
             first, self._failure = self._failure is None, self._failure or failure
             self._changed.notify_all()
+        # Without the lock, which threads that an action wakes may want.
         if first:
             for action in self._on_cancel:
                 action()

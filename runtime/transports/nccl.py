@@ -119,9 +119,11 @@ class NcclLinks:
         if self._is_open:
             return
         ids = {}
+        # All ids are told before a communicator is made, which waits for its other end.
         for link in self._links:
             if link.source.worker == self._name:
                 ids[link] = self._nccl.get_unique_id()
+                # cupy gives the bytes of an id as numbers from -128 on.
                 data = np.array(ids[link], np.int64).astype(np.int8).view(np.uint8)
                 self._transport.send(link.target.worker, 0, link.tag, [data])
         for link in self._links:
@@ -200,6 +202,7 @@ class NcclLinks:
                         channel.stream.ptr,
                     )
         finally:
+            # After an error, too: a group that stays open would take in whatever comes next.
             nccl.groupEnd()
 
     def _events(self, channels: Sequence[_Channel]) -> list[Any]:

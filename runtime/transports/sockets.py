@@ -92,6 +92,7 @@ class SocketTransport:
             challenge = receive_exactly(connection, _CHALLENGE_BYTES)
             own_challenge = secrets.token_bytes(_CHALLENGE_BYTES)
             who = _NAME.pack(len(self._name)) + self._name
+            # The name is part of what is proved: nobody on the way can change it.
             connection.sendall(who + self._answer(_SENDER, challenge + self._name) + own_challenge)
             if not hmac.compare_digest(
                 receive_exactly(connection, _CHALLENGE_BYTES),
@@ -175,6 +176,7 @@ class SocketTransport:
             try:
                 source = self._admit(connection)
             finally:
+                # Admitted or refused: it counts as a stranger no longer.
                 self._strangers.release()
             number = 0
             while source is not None:
@@ -198,6 +200,7 @@ class SocketTransport:
         arrival = self.mailbox.open(source, step, tag)
         windows = arrival.windows(source)
         size_expected = sum(window.nbytes for window in windows)
+        # Before anything is read, as what follows would be taken for the next header.
         if size_expected != size:
             raise ValueError(
                 f"message {tag} of worker '{source}': expected {size_expected} bytes, found {size}"
@@ -266,6 +269,7 @@ def _listen_near() -> tuple[str, socket.socket | None]:
 
 def _tune(connection: socket.socket) -> None:
     if connection.family != socket.AF_UNIX:
+        # A small message must not wait for more bytes to travel with.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if (
         connection.family == socket.AF_UNIX

@@ -48,6 +48,7 @@ class BatchItem:
 
     @cached_property
     def _expression(self) -> re.Pattern[str]:
+        # Not `fnmatch`, which takes the brackets of `batch['x']` for a set of characters.
         text = "".join(_WILD.get(char, re.escape(char)) for char in self.name)
         return re.compile(text + r"([.\[].*)?", re.DOTALL)
 

@@ -28,6 +28,7 @@ def _dying_inputs(
 ) -> list[int]:
     """Operands whose buffer nobody reads afterwards: owned by the step and used last, and once, by
     this fragment."""
+    # What is passed twice cannot be donated: the other one would read what is written over it.
     operands = list(fragment.operands)
     return [
         k

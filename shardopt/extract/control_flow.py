@@ -163,6 +163,7 @@ def _replace_inside(block: ir.Block, copies: Mapping[ir.Value, ir.Operation]) ->
     for view in block.operations:
         for op in operations(view):
             for position, operand in enumerate(op.operands):
+                # The copies themselves go on reading the values that they stand for.
                 if operand in copies and not any(result in made for result in op.results):
                     op.operands[position] = copies[operand].result
 

@@ -51,6 +51,7 @@ class CutReads:
             home = self.stage(maker)
             if maker.name == BARRIER and home != stage:
                 value = maker.operands[ir.OpResult(value).result_number]
+            # Of earlier stages only: what its own stage computes again is there when it is needed.
             elif value in self.original and SHARED < home < stage:
                 value = self.original[value]
             else:

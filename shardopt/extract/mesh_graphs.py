@@ -240,6 +240,7 @@ class _Extractor:
 
     def read_call(self, op: ir.Operation, repeat: int) -> None:
         name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+        # A second call would bind the arguments of one block to other tensors.
         if name in self.called:
             raise ValueError(f"expected one call of '@{name}', found another one")
         self.called.add(name)

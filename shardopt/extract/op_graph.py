@@ -30,6 +30,7 @@ _RULE = "sdy.sharding_rule"
 _COMBINERS = {
     "stablehlo.dot_general": "add",
     "stablehlo.convolution": "add",
+    # a table split where it is looked up: every device finds its own rows, and zeros for others
     "stablehlo.gather": "add",
 }
 _COMBINING_REGIONS = frozenset(
@@ -43,6 +44,7 @@ _COMBINING_REGIONS = frozenset(
 CHEAP_TO_CLONE = frozenset({"stablehlo.constant", "stablehlo.iota"})
 # Custom calls that hand their operand on and only say something about it.
 _ANNOTATIONS = frozenset({"Sharding", "annotate_device_placement"})
+# What the digits of a type's name do not tell: a predicate takes a whole byte.
 _BITS = {"i1": 8, "index": 64}
 
 

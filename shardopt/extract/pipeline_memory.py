@@ -80,6 +80,7 @@ def step_bytes(program: Program, meshes: Mapping[str, Mesh]) -> StepBytes:
             for v in reads[position]
             if first[v] == position and defining(v, "mpmd.transfer") is not None
         ]
+        # Results stand beside operands while it runs, but for those whose memory they take.
         level.change([*arrived, *made])
         level.change(over, -1)
         peak = tuple(map(max, peak, level.bytes))
@@ -121,6 +122,7 @@ def live_values(
     taken: set[ir.Value] = set()
     for op in program.body_ops:
         if op.name == "mpmd.transfer":
+            # Arguments of the body are there for the whole loop, on whatever mesh.
             if op.operands[0] in once:
                 once.add(op.results[0])
             else:
@@ -136,6 +138,7 @@ def live_values(
     accumulators = set(program.body_returned)
     sizes: dict[tuple[tuple[StageTask, ...], bool], int] = {}
     for value, users in tasks.items():
+        # Accumulators are there once, and counted with the step.
         if users and value not in accumulators:
             key = tuple(users), value in taken
             sizes[key] = sizes.get(key, 0) + local_bytes(value.type, meshes)

@@ -75,6 +75,7 @@ class _Numbering:
         """What an operation computes. `inner` numbers the values of the regions that it is in, from
         -1 downwards: these are equal where the regions are."""
         attributes = tuple((name, op.attributes[name]) for name in op.attributes if name != LAYER)
+        # Numbers of regions begin at -1, so that none of them is false.
         operands = tuple(inner.get(value) or self._of(value) for value in op.operands)
         types = tuple(result.type for result in op.results)
         blocks = tuple(block for region in op.regions for block in region.blocks)

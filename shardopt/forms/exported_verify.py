@@ -80,6 +80,7 @@ class _Verifier:
             self.meshes = self._meshes(main)
             before = len(self.problems)
             self._verify_values(main)
+            # Aliases compare values, which malformed types do not have.
             if len(self.problems) == before:
                 self._verify_aliases(main)
         if self.meshes:

@@ -52,6 +52,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     messages = [*mesh_errors(meshes, cluster), *_of_stages(program, stages, meshes)]
     yield from (Violation(program.main, message) for message in messages)
     yield from _of_in_flight(program, len(methods))
+    # The order asks for the stage of every layer, which wrong rows do not tell.
     if not messages:
         yield from _of_order(program, stages)
 

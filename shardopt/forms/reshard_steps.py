@@ -28,6 +28,7 @@ def default_steps(
         for source_tile, holders in holders_of.items():
             slice_ = intersect(tile, source_tile)
             if slice_ is not None:
+                # What a device holds itself it takes from nobody else.
                 holder = device if device in holders else holders[turn % len(holders)]
                 steps.append(ReshardStep(0, holder, device, slice_))
     return tuple(steps)
@@ -80,6 +81,7 @@ def find_plan_fault(
             before = [
                 slice_ for phase, slice_ in received.get(step.source, ()) if phase < step.phase
             ]
+            # Most slices are passed on as they came; only others are put together.
             if step.slice not in before and not _covers(before, step.slice):
                 return f"{text}: device {step.source} has not received that slice"
         if any(_meet(step.slice, other) for _, other in received[step.target]):

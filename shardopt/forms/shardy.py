@@ -44,10 +44,12 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> None:
         for name in _PARTITIONS:
             if name in module.operation.attributes:
                 del module.operation.attributes[name]
+        # A list, as constraints are inserted on the way.
         for view in list(main.regions[0].blocks[0].operations):
             _constrain(view.operation, mesh)
         _signature(main, "arg_attrs", type_.inputs, mesh)
         _signature(main, "res_attrs", type_.results, mesh)
+        # Behind the signature, whose shardings it reads.
         _mark_unreduced(main)
 
 

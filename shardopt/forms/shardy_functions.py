@@ -45,6 +45,7 @@ def complete_module(
     """Give the signature of `function`, the `@main` of `module`, these shardings on `mesh`, and
     bring along from `origin` the meshes and functions that it names. Raises ValueError where a
     called function does not exist."""
+    # Functions first, as they may name further meshes.
     _bring_functions(module, function, origin)
     declared = _bring_meshes(module, origin)
     axes = mesh_shape_attr(mesh)
@@ -82,6 +83,7 @@ def _bring_meshes(module: ir.Module, origin: ir.SymbolTable) -> dict[str, ir.Att
     for op in _top_level(origin):
         if op.name == _MESH_OP:
             name = ir.StringAttr(op.attributes["sym_name"]).value
+            # In the text: attributes name meshes, where no walk over operations finds them.
             if f"@{name}" in text:
                 op.clone(ip=ir.InsertionPoint.at_block_begin(block))
                 named[name] = op.attributes["mesh"]

@@ -108,6 +108,7 @@ class _Search:
         for number in range(1, _MOST_ROUNDS + 1):
             problem = model.problem(inner, copies)
             start = greedy_start(model, problem, copies, shardings)
+            # The start may fit as it is, and is there even where the solver finds nothing.
             self._offer(model, problem, start, number)
             left = None if deadline is None else max(deadline - monotonic(), 1.0)
             solution = solve(

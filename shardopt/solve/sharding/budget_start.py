@@ -40,6 +40,7 @@ def greedy_start(
             size = int(usage.bytes[choice[node]])
             if usage.lo <= worst < usage.hi and size:
                 seconds = float(problem.costs[node][choice[node] + 1])
+                # Some chains take no time at all; among equals the number of the node decides.
                 options.append((-size / (seconds + 1e-12), node, usage.lo, usage.hi, size))
         if not options:
             break

@@ -49,6 +49,7 @@ def _order(graph: OpGraph, fusion: Fusion) -> list[int]:
     for ops in _fragments(graph):
         written = scheduler.placed(scheduler.kernels(ops), ops)
         listed = scheduler.placed(scheduler.listed(ops), ops)
+        # As XLA does it, which keeps the best of several orders.
         order += written if scheduler.peak(written) <= scheduler.peak(listed) else listed
     return order
 
@@ -147,6 +148,7 @@ class _Scheduler:
         return list(order)
 
     def _place(self, op: int, group: Set[int], order: dict[int, None]) -> None:
+        # A stack of its own: chains of fused operations exceed what Python allows of recursion.
         pending = [(op, False)]
         while pending:
             current, ready = pending.pop()

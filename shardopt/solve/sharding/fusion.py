@@ -105,10 +105,13 @@ def fuse(graph: OpGraph, cheap_to_clone: Set[int]) -> Fusion:
     reads = _bytes_read(graph, fusible)
     fused: set[int] = set()
     readers: list[set[int]] = [set() for _ in graph.tensors]
+    # From the end: who touches a value's memory depends on which of its readers are fused.
     for index in range(len(graph.ops) - 1, -1, -1):
         op = graph.ops[index]
         using = {index}
         if op.results and (result := op.results[0]) in fusible:
+            # Fused, every reader reads the operands anew; else one does, and writes a value that
+            # all read.
             size, count = graph.tensors[result].size_bytes, len(readers[result])
             if (
                 result in cheap_to_clone

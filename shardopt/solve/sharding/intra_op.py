@@ -197,9 +197,11 @@ class IntraOpTables:
         Raises ImpossibleSharding for a fixed sharding that no strategy of the operation can make.
         """
         fixed, tied = fixed or {}, tuple((a, b) for a, b in tied if a != b)
+        # What is demanded of a value, or ties it to another, must hold for all of its readers.
         pinned = {*fixed, *self.constraints.allowed, *(tensor for pair in tied for tensor in pair)}
         ops = tuple(range(len(self.graph.ops))) if ops is None else tuple(sorted(ops))
         builder = _Builder(self, ops, self.cheap_to_clone - pinned)
+        # The whole graph holds inputs that nobody reads as well, a part only what it reads.
         builder.add_nodes(self.graph.inputs if len(ops) == len(self.graph.ops) else ())
         builder.add_edges()
         builder.tie(tied)
@@ -392,6 +394,7 @@ class _Builder:
                 if tensor in self.cheap_to_clone:
                     continue
                 trips = graph.trips_of(index, tensor, self.tables.producers[tensor])
+                # What comes from outside of a loop is resharded once, before the loop.
                 repeat = op.repeat // (op.trips or 1) * trips
                 fused = tensor in self.tables.fusion.fused
                 source = self.columns[tensor]
@@ -417,6 +420,7 @@ class _Builder:
                 chosen = np.array([sharding in shardings for sharding in column.distinct])[
                     column.index
                 ]
+                # Forbidden and not removed, so that strategies keep their numbers.
                 self.costs[node] = np.where(chosen, self.costs[node], np.inf)
                 if not np.isfinite(self.costs[node]).any():
                     raise self._cannot_have(tensor, shardings)

@@ -132,6 +132,7 @@ class Lifetimes:
         self.free = execution.fused - residency.literals
         self.outputs = set(graph.outputs)
         given = set(inputs)
+        # An input has memory of its own already.
         self.aliases = {b: a for b, a in aliases.items() if b not in given}
         self.group_stop = {graph.ops[op].group: position + 1 for position, op in enumerate(order)}
         self.loop_span = (
@@ -242,6 +243,7 @@ class Lifetimes:
             inside = ops and all(loop.start <= op < loop.stop for op in ops)
             groups = {self.graph.ops[op].group for op in ops}
             if inside and len(groups) > 1 and loop.in_flight_of(groups) > 1:
+                # One of them is in the order of operations already.
                 yield Lifetime(live.tensor, *self.loop_span, loop.in_flight_of(groups) - 1)
 
 

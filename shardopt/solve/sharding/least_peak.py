@@ -25,8 +25,11 @@ _ROUNDS = 12
 _STEEPNESS = (
     8.0  # weight of the highest time over that of an empty one after one round: e to this power
 )
+# A peak this near to the bound is taken for the least, as a share of it.
 _CLOSE = 0.005
+# Copies held this near to the peak are counted from the next round on.
 _NEAR_PEAK = 0.98
+# Bytes above every peak that still fit into an int64.
 _UNKNOWN = 2**62
 # Share of the peak that all costs together weigh: they only break ties, and the bound loses no more
 # than this.
@@ -96,6 +99,7 @@ class _Search:
         weighted, _ = _weighted(self.model.problem(0, self.copies), self.weights, 0)
         solution = solve(weighted, time_limit_seconds=self.seconds)
         if solution.choice:
+            # Peaks are whole numbers: half a byte is for rounding.
             self.bound = max(self.bound, ceil(solution.bound - 0.5))
 
     def _probe(self, weights: np.ndarray) -> IntraOpPlan | None:
@@ -106,6 +110,7 @@ class _Search:
         solution = solve(weighted, time_limit_seconds=self.seconds, start=start)
         if not solution.choice:
             return None
+        # The bound is one of bytes and of the costs that break ties: these come off.
         if (bound := ceil(solution.bound - tie - 0.5)) > self.bound:
             self.bound, self.weights = bound, weights
         return self._offer(problem, solution)

@@ -87,6 +87,7 @@ def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
                 and _runs_like(graph.ops[maker], op)
             ):
                 makers[number[maker]].add(tensor)
+        # All of them if that works, else the first one that fits alone.
         for chosen in (tuple(makers), *((each,) for each in sorted(makers))):
             whole = _union([kernels[index], *(kernels[each] for each in chosen)], producers)
             if chosen and whole is not None:

@@ -35,6 +35,7 @@ def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> Fr
     graph, fresh = problem.tables.graph, set()
     consumers = graph.consumers()
     for copy in _copies(problem, plan):
+        # Readers that follow each other leave no time in which the copy could be gone.
         if copy.sharding is None or copy.stop - copy.start < 3:
             continue
         scope = graph.ops[copy.op].scope
