@@ -30,6 +30,7 @@ FaultFields = tuple[str, str, int, int, int]
 OF_PROCESSES = ("kill", "stop", "cut", "memory")
 KINDS = (*OF_PROCESSES, "sleep", "drop", "raise")
 _SPARE_BYTES = 256 << 20  # what the process may still have: threads of XLA that find nothing end it
+# Small beside what is spare: little of that is left when the next one does not fit.
 _CHUNK_BYTES = 16 << 20
 
 

@@ -24,6 +24,7 @@ from shardopt.runtime.devices.cuda import Cuda, Stream, Words
 from shardopt.runtime.transports.landing import Landing, Place
 from shardopt.runtime.transports.mailbox import Transport
 
+# NCCL_UNIQUE_ID_BYTES of nccl.h.
 _ID_BYTES = 128
 _ID_TAG = 1 << 62  # no message of a program has such a tag
 _SENDER, _RECEIVER = 0, 1  # ranks

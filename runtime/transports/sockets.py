@@ -34,6 +34,7 @@ from shardopt.runtime.transports.vectors import receive_arrays, receive_exactly,
 
 _HEADER = struct.Struct("<QQQQ")  # number on this connection, step, tag, bytes that follow
 _NAME = struct.Struct("<H")  # bytes of the sender's name
+# As long as the answer, a SHA-256.
 _CHALLENGE_BYTES = 32
 _HANDSHAKE_TIMEOUT_SECONDS = 20.0
 _NAME_BYTES = 256  # at most

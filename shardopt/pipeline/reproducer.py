@@ -128,5 +128,6 @@ def make_reproducer(
     if index is None:
         return reproducer_text(load(), Recipe(str(pipeline), verify_each))
     module = load()
+    # These passes have succeeded once: nothing is verified a second time.
     run_pipeline(module, part_of(pipeline, index), verify_each=False)
     return reproducer_text(module, Recipe(part_of(pipeline, index + 1, index), verify_each))

@@ -66,6 +66,7 @@ class LinkedSchedule:
 
 def link(schedule: Schedule, graph: StageGraph) -> LinkedSchedule:
     """Check `schedule` against `graph` and return both as integers; raises ScheduleError."""
+    # First, as the tables below are indexed by the numbers of tasks.
     _check_tasks(schedule)
     nodes = tuple(task for tasks in schedule.tasks for task in tasks)
     mesh_of = tuple(mesh for mesh, tasks in enumerate(schedule.tasks) for _ in tasks)
@@ -182,6 +183,7 @@ def _blocked_message(
     blocked: dict[int, tuple[int, int]],
 ) -> str:
     """Name the circle of waits: follow, from mesh to mesh, who waits for whom."""
+    # An order within one mesh first: that is wrong whatever the others do.
     for mesh, (node, blocker) in sorted(blocked.items()):
         if mesh_of[blocker] == mesh:
             place = _place(schedule, mesh, nodes[node])

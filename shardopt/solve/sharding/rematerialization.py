@@ -158,6 +158,7 @@ class _Chain:
         return tuple(sorted(chain)), tuple(sources), tuple(extended)
 
     def _is_source(self, tensor: int) -> bool:
+        # What may be dropped itself is not there for certain.
         return tensor not in self.finder.gaps and self.finder.is_alive(tensor, self.at)
 
     def _is_cheap(self, maker: int) -> bool:
@@ -178,6 +179,7 @@ def recipe(problem: IntraOpProblem, candidate: Candidate, target: Sharding) -> R
     graph, mesh = problem.tables.graph, problem.tables.mesh
     need: dict[int, Sharding] = {candidate.tensor: target}
     strategies: list[Strategy] = []
+    # Backwards: what is wanted of a value decides what is wanted of its operands.
     for index in reversed(candidate.chain):
         op = graph.ops[index]
         choices = [

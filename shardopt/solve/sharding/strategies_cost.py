@@ -36,6 +36,7 @@ def compute_seconds(
     `alone_bytes` is what it would read and write in a kernel of its own, `kernel_bytes` what it
     adds to the kernels that it is part of, `kernels` the number of kernels that end with it.
     `batched` tells a product of many small matrices from one of two."""
+    # Alpa counts no compute, which makes work that every device repeats look free.
     share = kernel_bytes / alone_bytes if alone_bytes else 0.0
     return op_seconds(
         device,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _WATCHDOG_SECONDS = 60.0
 _PROGRESS_SECONDS = 600.0
+# A single step has no time left to tell, and no seconds a step before it ends.
 _STEPS_WITH_PROGRESS = 2
 
 

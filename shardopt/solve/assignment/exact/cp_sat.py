@@ -18,6 +18,7 @@ from shardopt.solve.assignment.problem import Problem, Solution, evaluate, relat
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntVar
 
+# CP-SAT takes integers only: other costs become so many steps of the largest.
 _DIGITS = 1e9
 _LARGEST_EXACT = 2.0**40  # a sum of a million of these still fits
 _RANDOM_SEED = 1

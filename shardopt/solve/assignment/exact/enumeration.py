@@ -9,6 +9,7 @@ import numpy as np
 
 from shardopt.solve.assignment.problem import Problem
 
+# So few are evaluated before a solver is set up.
 _MAX_ASSIGNMENTS = 1 << 12
 _MAX_USAGE_CELLS = 1 << 20  # assignments * times
 _MAX_NODES = 32  # numpy has at most 64 dimensions

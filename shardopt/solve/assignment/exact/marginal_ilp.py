@@ -22,6 +22,7 @@ from shardopt.solve.assignment.problem import (
     relative_gap,
 )
 
+# Few times ever bind: 9 to 18 rows were enough for problems of 20,000 to 40,000 times.
 _ROWS_PER_ROUND = 25
 _TIMES_BETWEEN_ROWS = 20  # neighbouring times have almost the same row
 

@@ -21,6 +21,7 @@ _FIRST_PASSES, _LATER_PASSES = (
     4,
 )  # forests over the whole graph, for a new start and after a change of prices
 _RAISES, _STEEPNESS, _STEEPENING = 30, 0.02, 1.5
+# Halvings, which leave 2 % of the interval of prices.
 _BISECTIONS = 6
 _ROUNDING = 1e-12  # changes of cost below this share of it are rounding
 

@@ -39,6 +39,7 @@ from shardopt.solve.stages.layers.forward_line import ForwardLine, join
 from shardopt.solve.stages.layers.layer_dp import LayerSolution, Value, relaxed_delta
 from shardopt.support.errors import UserError
 
+# Not -1, which is known: operations of no layer.
 _UNKNOWN = -2
 # Below this share of the FLOPs the intersection of ancestors is not a forward pass (there is no
 # common loss).
