@@ -114,7 +114,7 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
                 if source.stage != task.stage
                 else 0
             )
-            # The values of an edge are one message: each of its transfers has the seconds of all.
+            # Each value of a message has the seconds of all of it: they count once.
             edges[source, task] = (size + moved, max(longest, delay), used | nics)
             if source.stage == task.stage and value not in stays:
                 stays[value] = None

@@ -47,6 +47,7 @@ def token_slices(seconds: np.ndarray, num_meshes: int, num_microbatches: int = 1
     used = by_end[1:][np.tril_indices(count)]
     if not np.all(np.isfinite(used) & (used > 0)):
         raise UserError("times of slices must be positive numbers")
+    # Between two of these times a bound changes nothing.
     times = np.unique(used)
     fill = num_meshes - 1
     shortest = _least_longest(by_end)
