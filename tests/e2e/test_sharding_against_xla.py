@@ -69,7 +69,7 @@ class Compiled:
         return tensors_by_kind(self.plan)
 
     @property
-    def found(self) -> dict[str, int]:
+    def emitted(self) -> dict[str, int]:
         """Compiled tensors by kind."""
         return tensors_by_kind(self.traffic)
 

@@ -60,14 +60,15 @@ func.func @main(%w: tensor<2xf32> {tf.aliasing_output = 0 : i32} loc("params['w'
 }
 
 //--- auto.mlir
-// CHECK: auto.mlir:[[@LINE+1]]:1: error: cannot tell the batch arguments: several arguments could be it (1: tensor<4x2xf32>, 4 rows; 2: tensor<3x2xf32>, 3 rows); name them with batch-args=INDEX[:DIM] or NAME[:DIM]
-func.func @main(%w: tensor<2xf32> {jax.buffer_donor = true}, %x: tensor<4x2xf32>, %y: tensor<3x2xf32>, %key: tensor<2xui32>) -> tensor<2xf32> {
-  %zero = stablehlo.constant dense<0.0> : tensor<f32>
-  %0 = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4x2xf32>, tensor<f32>) -> tensor<2xf32>
-  %1 = stablehlo.reduce(%y init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<3x2xf32>, tensor<f32>) -> tensor<2xf32>
-  %2 = stablehlo.multiply %0, %1 : tensor<2xf32>
-  %3 = stablehlo.subtract %w, %2 : tensor<2xf32>
-  return %3 : tensor<2xf32>
+// CHECK: auto.mlir:[[@LINE+1]]:1: error: cannot tell the batch arguments: several arguments could be it (2: tensor<4x2xf32>, 4 rows; 3: tensor<3x2xf32>, 3 rows); name them with batch-args=INDEX[:DIM] or NAME[:DIM]
+func.func @main(%v: tensor<2xf32> {tf.aliasing_output = 0 : i32}, %w: tensor<2xf32> {tf.aliasing_output = 1 : i32}, %x: tensor<4x2xf32>, %y: tensor<3x2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
+  %0 = stablehlo.dot_general %x, %v, contracting_dims = [1] x [0] : (tensor<4x2xf32>, tensor<2xf32>) -> tensor<4xf32>
+  %1 = stablehlo.dot_general %y, %w, contracting_dims = [1] x [0] : (tensor<3x2xf32>, tensor<2xf32>) -> tensor<3xf32>
+  %2 = stablehlo.dot_general %0, %x, contracting_dims = [0] x [0] : (tensor<4xf32>, tensor<4x2xf32>) -> tensor<2xf32>
+  %3 = stablehlo.dot_general %1, %y, contracting_dims = [0] x [0] : (tensor<3xf32>, tensor<3x2xf32>) -> tensor<2xf32>
+  %4 = stablehlo.subtract %v, %2 : tensor<2xf32>
+  %5 = stablehlo.subtract %w, %3 : tensor<2xf32>
+  return %4, %5 : tensor<2xf32>, tensor<2xf32>
 }
 
 //--- empty.mlir

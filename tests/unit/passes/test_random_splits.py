@@ -104,7 +104,7 @@ def test_a_random_step_is_exact_or_refused(program: Program, count: int, train: 
     original = lower(step, weights, x, y)
     module = type(original).parse(module_bytecode(original), original.context)
     try:
-        split(module, count)
+        split(module, count, batch_args=("x", "y"))
     except DiagnosedError as error:
         text = str(error)
         assert "cannot cut the step" in text or "expected results that depend on the batch" in text
