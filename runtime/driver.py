@@ -1,6 +1,6 @@
 """The driver: from an exported module to a running distributed program.
 
-    program = prepare(module)  # verify, read, build, check; no device needed
+    program = prepare(plan.module)  # verify, read, build, check; no device needed
     with open_run(program, backend="local") as run:
         run.load(inputs)  # one numpy array per argument of @main
         outputs = run.step()  # arrays are fetched when looked at
@@ -21,7 +21,9 @@ from jaxlib.mlir import ir
 from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.forms.exported_form import read_exported
 from shardopt.forms.exported_verify import verify_exported
+from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
+from shardopt.ir.io import load_module
 from shardopt.runtime.devices.gpus import chosen_platform
 from shardopt.runtime.faults import fault_fields
 from shardopt.runtime.options import BACKENDS, TRANSPORTS, RunOptions, WorkerOptions, with_keywords
@@ -35,9 +37,12 @@ from shardopt.runtime.state.periodic import PeriodicCheckpoints
 from shardopt.support.errors import UserError
 
 
-def prepare(module: ir.Module) -> Program:
-    """The program of an exported module. Raises UserError with the places of all faults in the
-    module."""
+def prepare(module: ir.Module | bytes) -> Program:
+    """The program of an exported module, as `Plan.module` has it or read. Raises UserError with the
+    places of all faults in the module."""
+    if isinstance(module, bytes):
+        with make_context() as context:
+            return prepare(load_module(module, context))
     faults = verify_exported(module)
     if faults:
         raise DiagnosedError(*(diagnostic("error", where, message) for where, message in faults))

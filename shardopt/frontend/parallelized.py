@@ -287,12 +287,9 @@ class Parallelized(Generic[P, R]):
 
     def _session(self, signature: Signature, planned: Planned) -> Session:
         if signature not in self._sessions:
-            from shardopt.ir.context import make_context
-            from shardopt.ir.io import load_module
             from shardopt.runtime.driver import prepare, start_run
 
-            with make_context() as context:
-                program = prepare(load_module(planned.plan.module, context))
+            program = prepare(planned.plan.module)
             kept = [signature.avals[number] for number in planned.exported.module_kept_var_idx]
             self._sessions[signature] = Session(
                 start_run(program, replace(self._run_options, platform=self._platform)),

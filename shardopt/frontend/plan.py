@@ -36,13 +36,9 @@ def _run_of(plan: Plan, options: RunOptions) -> Run:
 
     Raises UserError for options that do not fit each other or the machine, MeshError if a mesh
     cannot start."""
-    from shardopt.ir.context import make_context
-    from shardopt.ir.io import load_module
     from shardopt.runtime.driver import prepare, start_run
 
-    with make_context() as context:
-        program = prepare(load_module(plan.module, context))
-    return start_run(program, options)
+    return start_run(prepare(plan.module), options)
 
 
 @dataclass(frozen=True, repr=False)
