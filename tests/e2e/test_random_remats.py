@@ -4,11 +4,8 @@ of one device."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
@@ -20,23 +17,16 @@ from shardopt.dialect.rematerialization import (
     write_rematerialization,
 )
 from shardopt.dialect.strategy import OpStrategy
-from shardopt.extract.mesh_graphs import MeshGraph, read_plain
-from shardopt.extract.op_graph import sharding_rules
-from shardopt.forms.shardy import to_shardy
+from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.graph.op_graph import Op
-from shardopt.ir.context import make_context
-from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
-from shardopt.mesh.mesh import Mesh, parse_mesh
+from shardopt.mesh.mesh import parse_mesh
 from shardopt.passes.sharding.decide.writing import write_plans
-from shardopt.pipeline.manager import run_pipeline
-from shardopt.runtime.reference import run_reference
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
-from shardopt.solve.sharding.linear import find_linear
 from shardopt.solve.sharding.strategies import Strategy
-from tests.e2e.test_random_unreduced import SIDE, open_plan, random_program
-from tests.e2e.test_sharding_against_xla import SLOW, Compiled, check_numbers, stage_function
+from tests.e2e.test_random_unreduced import compile_at_random, open_plan
+from tests.e2e.test_sharding_against_xla import check_numbers
 
 ROWS = 4  # of one program
 
@@ -97,41 +87,22 @@ def _chain(
     return tuple(sorted(set(chain)))
 
 
-def compile_at_random(seed: int, mesh: Mesh) -> tuple[Compiled, int]:
-    """The program of a seed under a random plan with random rows, and how many rows it has."""
-    rng = np.random.default_rng(seed)
-    inputs = [rng.standard_normal((SIDE, SIDE)).astype(np.float32) for _ in range(3)]
-    exported = jax.export.export(jax.jit(random_program(seed), keep_unused=True))(*inputs)
-    with make_context() as context, ir.Location.unknown():
-        module = load_module(bytes(exported.mlir_module_serialized), context)
-        run_pipeline(module, "builtin.module(shardopt-import)")
-        reference = run_reference(module, inputs)
-        [main] = functions(module)
-        with sharding_rules(module):
-            graph = read_plain(main, mesh)
-        linear = find_linear(graph.graph, graph.tied)
-        tables = IntraOpTables(graph.graph, mesh, SLOW, linear=linear)
-        plan = open_plan(tables.problem(), rng)
-        write_plans(module, main, [graph], [plan])
-        rows = (*read_rematerialization(main), *random_rows(graph, tables, plan, rng))
-        write_rematerialization(main, rows)
-        run_pipeline(
-            module,
-            "builtin.module(shardopt-verify-chosen,shardopt-rematerialize,shardopt-verify-chosen,"
-            "shardopt-insert-reshards,shardopt-annotate-shardings,shardopt-verify-sharded)",
-        )
-        function = stage_function(module, mesh)
-        to_shardy(module, mesh)
-        buffer = io.BytesIO()
-        module.operation.write_bytecode(buffer)
-    function = replace(function, bytecode=buffer.getvalue())
-    return Compiled((), (), mesh, function, reference, inputs), len(rows)
+def recompute_at_random(
+    module: ir.Module, graph: MeshGraph, tables: IntraOpTables, rng: np.random.Generator
+) -> bool:
+    """A random plan with random rows beside its own, if any."""
+    plan = open_plan(tables.problem(), rng)
+    [main] = functions(module)
+    write_plans(module, main, [graph], [plan])
+    rows = (*read_rematerialization(main), *random_rows(graph, tables, plan, rng))
+    write_rematerialization(main, rows)
+    return bool(rows)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_recomputed_has_the_numbers_of_one_device(seed: int) -> None:
-    compiled, count = compile_at_random(seed, parse_mesh("2x2"))
-    assert count > 0
+    compiled = compile_at_random(seed, parse_mesh("2x2"), recompute_at_random)
+    assert compiled is not None
     check_numbers(compiled)
 
 
@@ -139,5 +110,6 @@ def test_what_is_recomputed_has_the_numbers_of_one_device(seed: int) -> None:
 @pytest.mark.parametrize(("mesh", "first"), [("2x2", 100), ("4", 200), ("2x2x2", 300)])
 def test_more_of_what_is_recomputed_has_the_numbers_of_one_device(mesh: str, first: int) -> None:
     for seed in range(first, first + 4):
-        compiled, _ = compile_at_random(seed, parse_mesh(mesh))
+        compiled = compile_at_random(seed, parse_mesh(mesh), recompute_at_random)
+        assert compiled is not None
         check_numbers(compiled)

@@ -249,9 +249,10 @@ def _best(
         try:
             return costs.best(in_flight_of, solve)
         except UserError:
-            if costs.problem(in_flight_of).stages_per_mesh > 1:
+            problem = costs.problem(in_flight_of)
+            if problem.stages_per_mesh > 1:
                 raise  # the leanest plan is one of stages with meshes of their own
-            stages = leanest_plan(costs.problem(in_flight_of), num_stages)
+            stages = leanest_plan(problem, num_stages)
             if stages is None or not costs.fit(stages, in_flight_of):
                 raise
     return costs.best(in_flight_of, solve)
