@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 if TYPE_CHECKING:
-    from shardopt.frontend.follow import follow
-    from shardopt.frontend.optimize import optimize
-    from shardopt.frontend.parallelize import Parallelized, parallelize
-    from shardopt.frontend.plan import Plan
-    from shardopt.frontend.shardings import Shardings, shardings
-    from shardopt.frontend.spmd import input_shardings, shard
-    from shardopt.frontend.state_array import StateArray
+    from shardopt.frontend.planning.follow import follow
+    from shardopt.frontend.planning.optimize import optimize
+    from shardopt.frontend.plans.plan import Plan
+    from shardopt.frontend.spmd.shard import input_shardings, shard
+    from shardopt.frontend.spmd.shardings import Shardings, shardings
+    from shardopt.frontend.steps.parallelize import Parallelized, parallelize
+    from shardopt.frontend.steps.state_array import StateArray
     from shardopt.options.plan_options import PlanOptions
     from shardopt.runtime.driver import open_run, prepare
     from shardopt.runtime.errors import MeshError
@@ -64,23 +64,23 @@ __all__ = [
 _HOMES = {
     "CheckpointOptions": "runtime.state.periodic",
     "MeshError": "runtime.errors",
-    "Parallelized": "frontend.parallelize",
-    "Plan": "frontend.plan",
+    "Parallelized": "frontend.steps.parallelize",
+    "Plan": "frontend.plans.plan",
     "PlanOptions": "options.plan_options",
     "Run": "runtime.run",
     "RunOptions": "runtime.options",
-    "Shardings": "frontend.shardings",
-    "StateArray": "frontend.state_array",
+    "Shardings": "frontend.spmd.shardings",
+    "StateArray": "frontend.steps.state_array",
     "UserError": "support.errors",
-    "follow": "frontend.follow",
-    "input_shardings": "frontend.spmd",
+    "follow": "frontend.planning.follow",
+    "input_shardings": "frontend.spmd.shard",
     "open_run": "runtime.driver",
-    "optimize": "frontend.optimize",
-    "parallelize": "frontend.parallelize",
+    "optimize": "frontend.planning.optimize",
+    "parallelize": "frontend.steps.parallelize",
     "prepare": "runtime.driver",
     "run_steps": "runtime.restart",
-    "shard": "frontend.spmd",
-    "shardings": "frontend.shardings",
+    "shard": "frontend.spmd.shard",
+    "shardings": "frontend.spmd.shardings",
 }
 
 

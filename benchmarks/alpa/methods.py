@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.alpa.specs import Case
-from shardopt.frontend.plan import PlanOptions
+from shardopt.frontend.plans.plan import PlanOptions
 
 # What a method fixes. "shardopt" chooses everything (Alpa's own bars); for the others see the
 # paper, section 8.

@@ -16,8 +16,8 @@ from time import perf_counter
 
 from benchmarks.alpa.methods import METHODS, options
 from benchmarks.alpa.specs import CASES, Case, find_case
-from shardopt.frontend.phase_options import phase_text
-from shardopt.frontend.plan import PlanOptions
+from shardopt.frontend.calls.phase_options import phase_text
+from shardopt.frontend.plans.plan import PlanOptions
 from shardopt.support.errors import UserError
 
 _TO_STAGE = ("import", "microbatch", "cluster", "stage")

@@ -34,8 +34,8 @@ from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Mesh
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.xla_costs import optimized_costs, unoptimized_costs
-from shardopt.solve.sharding.intra_op import IntraOpTables
-from shardopt.solve.sharding.kernel_bytes import accessed_bytes, kernel_accesses
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.kernels.kernel_bytes import accessed_bytes, kernel_accesses
 from shardopt.support.errors import UserError
 
 _ENDINGS = (".mlir", ".mlirbc")

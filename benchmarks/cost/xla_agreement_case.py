@@ -44,7 +44,7 @@ from shardopt.passes.sharding.decide.planning import Planner
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_text
 from shardopt.solve.assignment.problem import Edge
-from shardopt.solve.sharding.intra_op import IntraOpProblem
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.xla_text.hlo import module_traffic
 
 FORMATS = ("sdy", "gspmd")

@@ -36,8 +36,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from shardopt.frontend.plan import Plan, PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.passes.microbatches.find_batch import choose_batch

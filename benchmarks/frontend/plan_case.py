@@ -23,8 +23,8 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before jaxlib is imported
 
-from shardopt.frontend.plan import Plan, PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.pipeline.manager import Result
 from shardopt.support.errors import UserError
 

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from shardopt.dialect.cluster import write_cluster
 from shardopt.forms.sharded_form import read_cost
-from shardopt.frontend.plan import PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import PlanOptions
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module

@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks.cost.predicted_steps import gpt_step
 from benchmarks.runtime.samples import workers_cpu_seconds
 from examples.gpt import Config
-from shardopt.frontend.plan import PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import PlanOptions
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.backends.local import LocalBackend

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardopt.frontend.plan import PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import PlanOptions
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.driver import open_run, prepare

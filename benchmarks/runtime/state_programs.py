@@ -15,8 +15,8 @@ def mlp(width: int, stages: int, devices: int) -> Program:
     import jax
     import jax.numpy as jnp
 
-    from shardopt.frontend.plan import PlanOptions
-    from shardopt.frontend.planning import make_plan
+    from shardopt.frontend.planning.make_plan import make_plan
+    from shardopt.frontend.plans.plan import PlanOptions
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.runtime.driver import prepare

@@ -24,8 +24,8 @@ from rich.table import Table
 from examples.gpt import Config, init_params, loss_fn
 from shardopt.dialect.program import read_program
 from shardopt.dialect.schedule import read_peaks
-from shardopt.frontend.plan import Plan, PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.driver import open_run, prepare

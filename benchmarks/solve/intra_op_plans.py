@@ -34,9 +34,9 @@ from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.presets.presets import InputKinds, Restriction, restrict
-from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
-from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
-from shardopt.solve.sharding.linear import find_linear
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.strategies.linear import find_linear
 from shardopt.support.errors import UserError
 from shardopt.xla_text.hlo import module_traffic
 

@@ -200,7 +200,7 @@ def read_groups(folder: Path) -> tuple[list[tuple[Resharding, ...]], Cluster]:
     from shardopt.dialect.mpmd import read_topology
     from shardopt.dialect.program import read_program
     from shardopt.extract.transfer_groups import transfer_groups
-    from shardopt.frontend.plan import Plan
+    from shardopt.frontend.plans.plan import Plan
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.passes.pipelining.insert_transfers import read_resharding

@@ -29,8 +29,8 @@ from shardopt.dialect.program import Program, body_of, read_program
 from shardopt.extract.pipeline_graph import read_pipeline
 from shardopt.extract.pipeline_memory import local_bytes
 from shardopt.forms.sharded_form import read_cost
-from shardopt.frontend.plan import Plan, PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.hardware.cluster import Cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
@@ -38,7 +38,7 @@ from shardopt.models.build import bytecode
 from shardopt.passes.stages.read_step import read_step
 from shardopt.planfile.plan_file import read_plan_file
 from shardopt.schedule.tasks import StageTask, TaskKind
-from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.costs.cost_arrays import MEMORY, CostArrays
 from shardopt.solve.stages.costs.cost_cache import CostCache

@@ -5,7 +5,7 @@ Most operations read every operand and write every result in full. The exception
 one tensor as another has elements: a gather reads of its operand what ends up in the result. So
 bytes are sizes of the operation's own tensors times a share, and hold for the local shapes of one
 device as for global ones. What is fused into another operation touches no memory at all:
-`shardopt.solve.sharding.kernel_bytes`."""
+`shardopt.solve.sharding.kernels.kernel_bytes`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class KernelRates:
     `memory` is the share of `Device.memory_bandwidth` that a large copy reaches. `least_seconds`
     pass from the start of one kernel to the start of the next, however little it does. `merged`
     says whether the compiler makes one kernel of those over the same elements
-    (`shardopt.solve.sharding.merged_kernels`), as it does for GPUs."""
+    (`shardopt.solve.sharding.kernels.merged_kernels`), as it does for GPUs."""
 
     products: Mapping[str, float] = field(hash=False)
     convolutions: float

@@ -72,8 +72,8 @@ def short_plan(case: ShortCase) -> ShortPlan:
     from shardopt.dialect.mpmd import read_topology
     from shardopt.dialect.program import read_program
     from shardopt.extract.pipeline_graph import read_pipeline
-    from shardopt.frontend.from_plan_file import options_after
-    from shardopt.frontend.planning import make_plan
+    from shardopt.frontend.planning.make_plan import make_plan
+    from shardopt.frontend.plans.from_plan_file import options_after
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.models.build import bytecode

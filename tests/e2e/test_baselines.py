@@ -28,8 +28,8 @@ from shardopt.pipeline.manager import run_pipeline
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.presets.flow import BatchFlow, follow_batch
 from shardopt.solve.presets.presets import PRESETS, InputKinds, Restriction, restrict
-from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
-from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
 from shardopt.support.errors import UserError
 from tests.e2e.baseline_models import BATCH, EXPERTS, HIDDEN, LAYERS, LENGTH, mixture, transformer
 from tests.e2e.models import MODELS

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.frontend.plan import PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import PlanOptions
 from shardopt.hardware.cluster_file import describe, load_cluster
 from shardopt.tools.shardopt import main
 from tests.e2e.models import export_step

@@ -23,8 +23,8 @@ from shardopt.passes.base import PassFailure
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.runtime.reference import compare, run_reference
-from shardopt.solve.sharding.budget import fit
-from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.budget.search import fit
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
 from tests.e2e.models import MODELS, mlp
 from tests.e2e.test_sharding_against_xla import SLOW, TOLERANCE, Compiled, stage_function
 

@@ -27,7 +27,7 @@ from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import Executable, XlaMesh
 from shardopt.runtime.reference import compare, run_reference
 from shardopt.solve.assignment.problem import Solution
-from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.xla_text.hlo import module_traffic
 from tests.e2e.test_sharding_against_xla import SLOW, bytecode_of, stage_function
 from tests.unit.operations.op_examples import ELEMENTWISE, EXAMPLES, Example

@@ -15,7 +15,7 @@ import pytest
 
 import shardopt
 from examples.gpt import init_params, make_train_step
-from shardopt.frontend.state_array import StateArray
+from shardopt.frontend.steps.state_array import StateArray
 from shardopt.runtime.run import Run
 from shardopt.support.errors import UserError
 from tests.e2e.models import BATCH, GPT

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardopt.frontend.phase_options import phase_text
-from shardopt.frontend.plan import Plan
+from shardopt.frontend.calls.phase_options import phase_text
+from shardopt.frontend.plans.plan import Plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module, module_text
 from shardopt.pipeline.manager import run_pipeline

@@ -13,8 +13,8 @@ import pytest
 from shardopt.dialect.mpmd import read_topology
 from shardopt.dialect.program import read_program
 from shardopt.extract.pipeline_graph import read_pipeline
-from shardopt.frontend.plan import Plan, PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.driver import open_run, prepare

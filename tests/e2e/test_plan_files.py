@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardopt.frontend.from_plan_file import options_after
-from shardopt.frontend.plan import Plan, PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.from_plan_file import options_after
+from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.pipeline.manager import Result

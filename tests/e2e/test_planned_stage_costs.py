@@ -12,9 +12,9 @@ from jaxlib.mlir import ir
 from examples.gpt import Config, init_params, make_train_step
 from shardopt.dialect.prediction import read_prediction
 from shardopt.dialect.program import read_program
-from shardopt.frontend.phase_options import phase_text
-from shardopt.frontend.plan import PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.calls.phase_options import phase_text
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import PlanOptions
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module

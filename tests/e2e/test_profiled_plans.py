@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shardopt.dialect.cluster import read_cluster
-from shardopt.frontend.plan import Plan, PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.hardware.profile import COLLECTIVE_KINDS, DISPATCH, SEND, Measurement, Profile
 from shardopt.hardware.profile_file import load_profile, profile_text
@@ -97,8 +97,8 @@ def test_a_slow_collective_is_avoided(tmp_path: Path) -> None:
 def test_the_same_profile_gives_the_same_plan(tmp_path: Path) -> None:
     path = write(tmp_path)
     code = (
-        "import sys\nfrom shardopt.frontend.plan import PlanOptions\nfrom "
-        "shardopt.frontend.planning import make_plan\n"
+        "import sys\nfrom shardopt.frontend.plans.plan import PlanOptions\nfrom "
+        "shardopt.frontend.planning.make_plan import make_plan\n"
         f"options = PlanOptions('cpu-test:1x4', microbatches=4, stages=2, profile={path!r})\n"
         f"sys.stdout.buffer.write(make_plan({str(MODEL)!r}, options).module)"
     )

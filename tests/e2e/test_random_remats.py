@@ -22,9 +22,9 @@ from shardopt.graph.op_graph import Op
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import parse_mesh
 from shardopt.passes.sharding.decide.writing import write_plans
-from shardopt.solve.sharding.intra_op import IntraOpTables
-from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
-from shardopt.solve.sharding.strategies import Strategy
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.strategies.strategies import Strategy
 from tests.e2e.test_random_unreduced import compile_at_random, open_plan
 from tests.e2e.test_sharding_against_xla import check_numbers
 

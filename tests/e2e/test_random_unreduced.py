@@ -26,10 +26,10 @@ from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.reference import run_reference
 from shardopt.solve.assignment.problem import Edge, Problem
 from shardopt.solve.assignment.search.sharding_ilp import solve
-from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
-from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
-from shardopt.solve.sharding.linear import find_linear
-from shardopt.solve.sharding.strategies import Strategy
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.strategies.linear import find_linear
+from shardopt.solve.sharding.strategies.strategies import Strategy
 from tests.e2e.test_sharding_against_xla import SLOW, Compiled, check_numbers, stage_function
 
 SIDE, STEPS = 8, 9

@@ -15,8 +15,8 @@ from shardopt.dialect.mpmd import KIND, RECOMPUTE
 from shardopt.dialect.program import read_program
 from shardopt.forms.exported_form import read_exported
 from shardopt.forms.sharded_form import read_cost
-from shardopt.frontend.plan import Plan, PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import defining

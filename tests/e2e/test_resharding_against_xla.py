@@ -22,7 +22,7 @@ from shardopt.forms.shardy import to_shardy
 from shardopt.ir.context import make_context
 from shardopt.mesh.mesh import Mesh, Sharding, parse_mesh
 from shardopt.runtime.devices.compiled import compiled_text
-from shardopt.solve.sharding.strategies import all_shardings
+from shardopt.solve.sharding.strategies.strategies import all_shardings
 from shardopt.xla_text.hlo import HloCollective, parse_collectives
 
 Pair = tuple[Sharding, Sharding]

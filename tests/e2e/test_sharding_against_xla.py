@@ -30,7 +30,7 @@ from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.runtime.reference import compare, run_reference
-from shardopt.solve.sharding.strategies import all_shardings
+from shardopt.solve.sharding.strategies.strategies import all_shardings
 from shardopt.xla_text.hlo import module_traffic
 from tests.e2e.models import MODELS, mlp
 

@@ -22,8 +22,8 @@ from shardopt.forms.exported_form import read_exported
 from shardopt.forms.exported_program import StageFunction
 from shardopt.forms.sharded_form import read_cost
 from shardopt.forms.shardy import to_shardy
-from shardopt.frontend.plan import Plan, PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.hardware.cluster import Cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module

@@ -13,8 +13,8 @@ import pytest
 import shardopt
 from benchmarks.cost.predicted_steps import gpt_step
 from examples.gpt import Config, init_params, make_train_step
-from shardopt.frontend.plan import PlanOptions
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import PlanOptions
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.devices.gpus import mesh_gpus, visible_gpus

@@ -109,6 +109,12 @@ ALLOWED: dict[str, set[str]] = {
         *("ir", "forms", "passes", "pipeline", "report", "runtime", "frontend"),
     },
 }
+# Packages that are all rooms: no file lies beside their folders, and a room imports only from those
+# named before it.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "frontend": ("calls", "spmd", "plans", "planning", "steps"),
+    "solve/sharding": ("kernels", "strategies", "intra_op", "plans", "budget"),
+}
 # The layers that run without MLIR, JAX or Ray, and what stands for those.
 PURE = {
     "support",
@@ -228,17 +234,52 @@ def test_packages_do_not_import_each_other_in_a_circle() -> None:
     TopologicalSorter(ALLOWED).prepare()
 
 
-def test_rooms_of_the_solvers_do_not_import_each_other_in_a_circle() -> None:
-    """The folders inside of `solve` hold to the same rule as the packages."""
+@pytest.mark.parametrize("package", ["solve", "frontend"])
+def test_rooms_do_not_import_each_other_in_a_circle(package: str) -> None:
+    """The folders inside of a package hold to the same rule as the packages."""
     rooms: dict[str, set[str]] = {}
     for module, imported in module_graph().items():
         room = module.rpartition(".")[0]
-        if room.startswith("shardopt.solve"):
+        if room.startswith(f"shardopt.{package}"):
             others = {
-                name.rpartition(".")[0] for name in imported if name.startswith("shardopt.solve.")
+                name.rpartition(".")[0]
+                for name in imported
+                if name.startswith(f"shardopt.{package}.")
             }
             rooms.setdefault(room, set()).update(others - {room})
     TopologicalSorter(rooms).prepare()
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_from_those_before_it(package: str) -> None:
+    folder, prefix = ROOT / "shardopt" / package, f"shardopt.{package.replace('/', '.')}."
+    assert {path.name for path in folder.glob("*.py")} == {"__init__.py"}
+    assert {path.parent.name for path in folder.glob("*/__init__.py")} == set(ROOMS[package])
+    order = {room: number for number, room in enumerate(ROOMS[package])}
+    wrong = []
+    for module, imported in module_graph().items():
+        if not module.startswith(prefix):
+            continue
+        room = module.removeprefix(prefix).split(".")[0]
+        for name in imported:
+            other = name.removeprefix(prefix).split(".")[0]
+            if name.startswith(prefix) and order[other] > order[room]:
+                wrong.append(f"{module} imports {name}")
+    assert wrong == []
+
+
+def test_what_stands_around_the_package_imports_modules_that_exist() -> None:
+    """Tests, benchmarks, examples and scripts too: a moved module is found before they are run, and
+    also where an import runs late."""
+    modules = {i.module_name for i in IMPORTS}
+    wrong = []
+    for folder in ("tests", "benchmarks", "examples", "scripts"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for line, name, _ in imports_of(ast.parse(path.read_text(), str(path))):
+                known = {name, name.rpartition(".")[0]} & modules
+                if name.startswith("shardopt.") and name.count(".") > 1 and not known:
+                    wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    assert wrong == []
 
 
 def test_the_table_names_every_package() -> None:

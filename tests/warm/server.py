@@ -23,7 +23,7 @@ LATE = (
     "shardopt.ir.context",
     "shardopt.pipeline.manager",
     "shardopt.tools.opt.driver",
-    "shardopt.frontend.planning",
+    "shardopt.frontend.planning.make_plan",
     "shardopt.passes.stages.choose_stages",
     "shardopt.passes.sharding.choose_shardings",
     "shardopt.passes.pipelining.schedule_pipeline",

@@ -9,9 +9,9 @@ from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.mesh.mesh import Sharding
 from shardopt.passes.sharding.decide.solving import Solved
 from shardopt.planfile.parts import PlanFile, PlannedShardings
-from shardopt.solve.sharding.budget import Fit
-from shardopt.solve.sharding.intra_op import IntraOpProblem
-from shardopt.solve.sharding.strategy_text import fixed_inputs, record, restore
+from shardopt.solve.sharding.budget.search import Fit
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+from shardopt.solve.sharding.plans.strategy_text import fixed_inputs, record, restore
 from shardopt.support.errors import UserError
 
 

@@ -9,8 +9,8 @@ from math import prod
 
 from shardopt.graph.op_graph import FactorRule
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.solve.sharding.intra_op import IntraOpTables
-from shardopt.solve.sharding.strategies import live_axes
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.strategies.strategies import live_axes
 
 Axes = tuple[str, ...]
 Split = Mapping[int, Axes]  # the axes of each factor that is split, major to minor

@@ -38,8 +38,8 @@ from shardopt.solve.presets.base import (
     tiles,
 )
 from shardopt.solve.presets.flow import BatchFlow, follow_batch
-from shardopt.solve.sharding.intra_op import IntraOpTables
-from shardopt.solve.sharding.strategies import live_axes
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.strategies.strategies import live_axes
 from shardopt.support.errors import UserError
 
 

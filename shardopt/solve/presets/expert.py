@@ -32,8 +32,8 @@ from shardopt.solve.presets.data import DataParallel, data_parallel, with_gradie
 from shardopt.solve.presets.flow import leading_factor
 from shardopt.solve.presets.walk import AxisWalk
 from shardopt.solve.presets.weights import dim_of
-from shardopt.solve.sharding.intra_op import IntraOpTables
-from shardopt.solve.sharding.strategies import live_axes
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.strategies.strategies import live_axes
 from shardopt.support.errors import UserError
 
 

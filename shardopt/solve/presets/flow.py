@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.presets.base import InputKinds
-from shardopt.solve.sharding.factors import shardable_factors
+from shardopt.solve.sharding.strategies.factors import shardable_factors
 from shardopt.support.errors import UserError
 
 # What cuts the batch into microbatches: the value of one microbatch is behind these.

@@ -21,7 +21,7 @@ from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets import data, expert, shardy
 from shardopt.solve.presets import tensor as tensor_parallel
 from shardopt.solve.presets.base import InputKinds, Restriction, largest, replicated, split_greedily
-from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.support.errors import UserError
 
 __all__ = ["PRESETS", "InputKinds", "Restriction", "restrict", "split_greedily"]

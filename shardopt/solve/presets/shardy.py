@@ -14,7 +14,7 @@ from math import prod
 
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.presets.base import InputKinds, Restriction, tiles
-from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.support.errors import UserError
 
 

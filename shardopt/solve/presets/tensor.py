@@ -23,8 +23,8 @@ from shardopt.solve.presets.base import InputKinds, Restriction, Split, scatteri
 from shardopt.solve.presets.data import data_parallel
 from shardopt.solve.presets.flow import leading_factor
 from shardopt.solve.presets.walk import AxisWalk
-from shardopt.solve.sharding.intra_op import IntraOpTables
-from shardopt.solve.sharding.strategies import live_axes
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.strategies.strategies import live_axes
 from shardopt.support.errors import UserError
 
 

@@ -27,7 +27,7 @@ from shardopt.solve.presets.base import (
 )
 from shardopt.solve.presets.data import DataParallel
 from shardopt.solve.presets.weights import WeightUses, dim_of, made_of
-from shardopt.solve.sharding.factors import shardable_factors
+from shardopt.solve.sharding.strategies.factors import shardable_factors
 
 # Operations whose result has the dimensions of their first operand, and that move or cut what lies
 # along some.

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.presets.flow import BatchFlow, leading_factor
-from shardopt.solve.sharding.factors import shardable_factors
+from shardopt.solve.sharding.strategies.factors import shardable_factors
 
 _PRODUCTS = frozenset({"dot_general", "convolution"})
 

@@ -19,7 +19,7 @@ from functools import cached_property
 
 from shardopt.graph.layered_body import LayeredBody
 from shardopt.graph.op_graph import MARKER, SHARED, FactorRule, Op, OpGraph
-from shardopt.solve.sharding.linear import Linear, find_linear
+from shardopt.solve.sharding.strategies.linear import Linear, find_linear
 
 _RNG = "rng"  # its results differ from run to run
 

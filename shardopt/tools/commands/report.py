@@ -21,7 +21,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from shardopt.frontend.plan import Plan
+    from shardopt.frontend.plans.plan import Plan
     from shardopt.ir.io import write_output
 
     plan = Plan.load(args.plan)

@@ -140,7 +140,7 @@ def _result(args: argparse.Namespace) -> SimulationResult:
             print(f"note: {imported} of '{source}' are left out", file=sys.stderr)
         return _pipeline(args).simulate_tasks(imported.schedule)
     if source.is_dir() or source.suffix in (".mlir", ".mlirbc"):
-        from shardopt.frontend.plan import Plan, simulate_module
+        from shardopt.frontend.plans.plan import Plan, simulate_module
 
         return Plan.load(source).simulate() if source.is_dir() else simulate_module(source)
     return _pipeline(args).simulate(args.schedule)

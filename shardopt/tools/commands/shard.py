@@ -85,7 +85,7 @@ def _help_of(step: When) -> str:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from shardopt.frontend.shard_module import shard_module
+    from shardopt.frontend.spmd.shard_module import shard_module
     from shardopt.ir.io import write_output
 
     if args.output is not None and not args.output.parent.is_dir():

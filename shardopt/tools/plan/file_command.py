@@ -30,7 +30,7 @@ def planning_options(parser: argparse.ArgumentParser, args: argparse.Namespace) 
 
     Raises UserError without a cluster.
     """
-    from shardopt.frontend.from_plan_file import options_after
+    from shardopt.frontend.plans.from_plan_file import options_after
 
     values: dict[str, Any] = {row.field: getattr(args, row.field) for row in rows(PlanOptions)}
     if args.plan:
@@ -49,7 +49,7 @@ def run_plan_file_command(args: argparse.Namespace) -> int:
 
 
 def _check(path: str, model: str | None) -> int:
-    from shardopt.frontend.plan_check import check_plan
+    from shardopt.frontend.planning.plan_check import check_plan
 
     errors = check_plan(path, model)
     for error in errors:

@@ -11,7 +11,7 @@ from shardopt.tools.common import console
 if TYPE_CHECKING:
     import numpy as np
 
-    from shardopt.frontend.plan import Plan
+    from shardopt.frontend.plans.plan import Plan
     from shardopt.runtime.reference import Difference
 
 _OK, _ILL_CONDITIONED, _DIFFERS = "ok", "ill-conditioned", "DIFFERS"

@@ -13,14 +13,14 @@ from shardopt.support.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
-    from shardopt.frontend.plan import Plan
+    from shardopt.frontend.plans.plan import Plan
     from shardopt.runtime.program.instructions import Program
 
 
 def read_program(path: Path) -> tuple[Program, Plan | None]:
     """Of a plan directory, with the plan; or of a file with an exported module. Raises
     UserError."""
-    from shardopt.frontend.plan import Plan
+    from shardopt.frontend.plans.plan import Plan
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.runtime.driver import prepare

@@ -12,7 +12,7 @@ from shardopt.support.errors import UserError
 from shardopt.tools.common import console
 
 if TYPE_CHECKING:
-    from shardopt.frontend.plan import Plan
+    from shardopt.frontend.plans.plan import Plan
     from shardopt.runtime.run import Run
     from shardopt.runtime.tracing.spans import Span
     from shardopt.schedule.simulator import SimulationResult

@@ -42,7 +42,7 @@ def test_published_numbers_are_found_by_devices() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_a_set_of_options_that_the_phases_take(method: str) -> None:
-    from shardopt.frontend.phase_options import phase_text
+    from shardopt.frontend.calls.phase_options import phase_text
     from shardopt.pipeline.phases import PHASE_NAMES, phase_range
 
     for case in CASES:

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 import shardopt
-from shardopt.frontend.arguments import batch_text
-from shardopt.frontend.optimize import optimize
-from shardopt.frontend.parallelize import Parallelized, parallelize
-from shardopt.frontend.plan import PlanOptions
+from shardopt.frontend.calls.arguments import batch_text
+from shardopt.frontend.planning.optimize import optimize
+from shardopt.frontend.plans.plan import PlanOptions
+from shardopt.frontend.steps.parallelize import Parallelized, parallelize
 from shardopt.mesh.mesh import parse_mesh
 
 

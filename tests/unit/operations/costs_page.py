@@ -68,7 +68,7 @@ An operation takes `max(work / rate, bytes / memory bandwidth)` seconds on one d
 device's share come from the shapes. Rates come from the cluster file, or from a profile. Where the cluster file
 describes the device's [kernels](../guide/cluster.md), a product takes the quadratic mean of both times instead, each
 kernel takes a least time, and kernels over the same elements are merged
-(`shardopt/solve/sharding/merged_kernels.py`).
+(`shardopt/solve/sharding/kernels/merged_kernels.py`).
 
 ## Work
 
@@ -90,7 +90,7 @@ place, and touch only what comes in. Reshapes and constants are free.
 
 But a compiler fuses operations. A planner that charges every operand of every elementwise operation finds two to
 four times the bytes that the compiled program moves. So bytes are counted by kernels
-(`shardopt/solve/sharding/fusion.py`):
+(`shardopt/solve/sharding/kernels/fusion.py`):
 
 * A value is written once, if it is written at all. Every kernel that needs it reads it once, whatever number of
   the kernel's operations do.

@@ -19,7 +19,12 @@ from shardopt.graph.windows import fits
 from shardopt.ir.context import make_context
 from shardopt.ir.loops import UNKNOWN_TRIPS
 from shardopt.ir.rewriting import functions
-from shardopt.solve.sharding.factors import OPAQUE_OPS, WITHOUT_RULE, shardable_factors, why_opaque
+from shardopt.solve.sharding.strategies.factors import (
+    OPAQUE_OPS,
+    WITHOUT_RULE,
+    shardable_factors,
+    why_opaque,
+)
 from tests.unit.operations.op_examples import EXAMPLES, Example
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "operations.md"

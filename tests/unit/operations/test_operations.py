@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from shardopt.graph.windows import Window, exchanges, fits, halo, reach
 from shardopt.mesh.mesh import Mesh
-from shardopt.solve.sharding.factors import OPAQUE_OPS, WITHOUT_RULE, why_opaque
-from shardopt.solve.sharding.strategies import op_strategies
+from shardopt.solve.sharding.strategies.factors import OPAQUE_OPS, WITHOUT_RULE, why_opaque
+from shardopt.solve.sharding.strategies.strategies import op_strategies
 from tests.unit.operations.op_examples import EXAMPLES, Example
 from tests.unit.operations.operations_page import PAGE, graph_of, op_of, page
 from tests.unit.operations.page_version import OF_ONE_VERSION

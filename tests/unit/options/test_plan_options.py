@@ -15,12 +15,12 @@ import pytest
 
 import shardopt
 from scripts.doc_options import keywords_module, option_rows
-from shardopt.frontend.arguments import options_of
-from shardopt.frontend.optimize import optimize
-from shardopt.frontend.parallelize import ParallelizeKeywords, parallelize
-from shardopt.frontend.phase_options import INTRA, phase_text
-from shardopt.frontend.plan_document import kept_options
-from shardopt.frontend.spmd import shard
+from shardopt.frontend.calls.arguments import options_of
+from shardopt.frontend.calls.phase_options import INTRA, phase_text
+from shardopt.frontend.planning.optimize import optimize
+from shardopt.frontend.plans.plan_document import kept_options
+from shardopt.frontend.spmd.shard import shard
+from shardopt.frontend.steps.parallelize import ParallelizeKeywords, parallelize
 from shardopt.options import keywords, names
 from shardopt.options.plan_options import PlanOptions
 from shardopt.options.signatures import shows_options

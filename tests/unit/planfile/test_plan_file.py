@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.frontend.from_plan_file import options_after
-from shardopt.frontend.plan import Plan, PlanOptions
-from shardopt.frontend.plan_check import check_plan
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.planning.plan_check import check_plan
+from shardopt.frontend.plans.from_plan_file import options_after
+from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Sharding

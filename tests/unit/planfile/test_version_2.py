@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardopt.frontend.from_plan_file import options_after
-from shardopt.frontend.plan_check import check_plan
-from shardopt.frontend.planning import make_plan
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.planning.plan_check import check_plan
+from shardopt.frontend.plans.from_plan_file import options_after
 from shardopt.planfile.parts import VERSION, PlannedCopy, PlannedRemat
 from shardopt.planfile.plan_file import load_plan_file, load_values, read_plan_file
 from shardopt.planfile.version_2 import upgraded

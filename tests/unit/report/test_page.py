@@ -12,7 +12,7 @@ import pytest
 
 import shardopt
 from shardopt.dialect.program import read_program
-from shardopt.frontend.plan import Plan
+from shardopt.frontend.plans.plan import Plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.mesh.mesh import Sharding, parse_mesh

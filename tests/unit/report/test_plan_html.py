@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardopt
-from shardopt.frontend.plan import Plan
+from shardopt.frontend.plans.plan import Plan
 
 MODEL = Path(__file__).parents[3] / "docs" / "tutorial" / "mlp.mlir"
 

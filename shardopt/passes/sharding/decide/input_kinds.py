@@ -13,7 +13,7 @@ from shardopt.passes.sharding.decide.shardy_propagation import propagate
 from shardopt.solve.presets.data import data_parallel
 from shardopt.solve.presets.flow import follow_between
 from shardopt.solve.presets.presets import InputKinds
-from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 
 
 def find_input_kinds(

@@ -27,11 +27,15 @@ from shardopt.planfile.parts import VERSION, PlanFile
 from shardopt.planfile.plan_file import load_plan_file
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.presets.presets import restrict
-from shardopt.solve.sharding.budget import Fit, fit
-from shardopt.solve.sharding.constraints import Constraints
-from shardopt.solve.sharding.intra_op import ImpossibleSharding, IntraOpProblem, IntraOpTables
-from shardopt.solve.sharding.linear import find_linear
-from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.sharding.budget.search import Fit, fit
+from shardopt.solve.sharding.intra_op.problem import (
+    ImpossibleSharding,
+    IntraOpProblem,
+    IntraOpTables,
+)
+from shardopt.solve.sharding.strategies.constraints import Constraints
+from shardopt.solve.sharding.strategies.linear import find_linear
+from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.support.progress import progress
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.topology import group_placement
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.assignment.problem import Solution
-from shardopt.solve.sharding.budget import Fit
-from shardopt.solve.sharding.constraints import Constraints
-from shardopt.solve.sharding.intra_op import IntraOpProblem
-from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
-from shardopt.solve.sharding.renaming import renamed
-from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.sharding.budget.search import Fit
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+from shardopt.solve.sharding.plans.renaming import renamed
+from shardopt.solve.sharding.strategies.constraints import Constraints
+from shardopt.solve.sharding.strategies.tables import StrategyTables
 
 # The problem of a mesh (with strategies of meshes that are linked like it), its solution without
 # memory, and the plan within memory, from an assignment to begin with or none.

@@ -16,8 +16,8 @@ from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Sharding
 from shardopt.passes.sharding.apply.rematerializer import later_readers
 from shardopt.passes.sharding.apply.sharding_writer import refresh_function_type, retype
-from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
-from shardopt.solve.sharding.strategies import Strategy
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.strategies.strategies import Strategy
 from shardopt.support.spans import timed
 
 

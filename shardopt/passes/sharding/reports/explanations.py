@@ -9,8 +9,8 @@ from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.passes.base import PassContext
 from shardopt.passes.sharding.reports.selection import Selected, select
 from shardopt.solve.assignment.problem import Solution
-from shardopt.solve.sharding.explain import describe, explain
-from shardopt.solve.sharding.intra_op import IntraOpProblem
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+from shardopt.solve.sharding.plans.explain import describe, explain
 from shardopt.support.errors import UserError
 
 # Each takes a few solves; a pattern that matches more should be narrowed.

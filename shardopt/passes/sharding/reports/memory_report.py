@@ -10,10 +10,10 @@ from jaxlib.mlir import ir
 
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.passes.base import PassContext, PassFailure
-from shardopt.solve.sharding.budget import Fit
-from shardopt.solve.sharding.intra_op import IntraOpProblem
-from shardopt.solve.sharding.intra_op_memory import find_copies, local_bytes, with_gaps
-from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.budget.search import Fit
+from shardopt.solve.sharding.intra_op.lifetimes import find_copies, local_bytes, with_gaps
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.support.sizes import format_bytes
 
 # Tensors named in the error about a budget that is too small.

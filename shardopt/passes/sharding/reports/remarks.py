@@ -10,7 +10,7 @@ from shardopt.passes.base import PassContext
 from shardopt.passes.sharding.decide.solving import Solved
 from shardopt.passes.sharding.demands.demand_rules import Lost
 from shardopt.solve.assignment.search.repeated_layers import table_entries
-from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 
 # Operations whose choice decides a plan; remarks on every elementwise operation would hide them.
 _EXPLAINED = frozenset({"dot_general", "convolution"})

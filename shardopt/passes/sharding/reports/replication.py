@@ -7,7 +7,7 @@ from jaxlib.mlir import ir
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.ir.loops import UNKNOWN_TRIPS
 from shardopt.passes.base import PassContext
-from shardopt.solve.sharding.factors import uneven_factor, why_opaque
+from shardopt.solve.sharding.strategies.factors import uneven_factor, why_opaque
 
 _CALLS = {"stablehlo.custom_call": "call_target_name", "stablehlo.composite": "name"}
 # Where the work is: a dimension that does not divide is worth a word only there.

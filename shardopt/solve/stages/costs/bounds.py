@@ -22,11 +22,11 @@ import numpy as np
 from shardopt.graph.op_graph import SHARED, FactorRule
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh
-from shardopt.solve.sharding.execution_order import execution_order
-from shardopt.solve.sharding.intra_op import find_cheap_to_clone
-from shardopt.solve.sharding.intra_op_memory import Lifetimes
-from shardopt.solve.sharding.strategies import LeastCompute
-from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.sharding.intra_op.lifetimes import Lifetimes
+from shardopt.solve.sharding.intra_op.problem import find_cheap_to_clone
+from shardopt.solve.sharding.kernels.execution_order import execution_order
+from shardopt.solve.sharding.strategies.strategies import LeastCompute
+from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import ClassProblem
 from shardopt.solve.stages.costs.classes import Classes, PartView, find_classes
 from shardopt.solve.stages.costs.stage_part import StagePart, cut_part

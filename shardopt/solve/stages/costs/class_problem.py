@@ -1,7 +1,7 @@
 """The sharding problem of a stage's classes on one mesh.
 
-Costs of nodes and edges are those of `shardopt.solve.sharding.intra_op`, times the number of
-members. A solution gives every operation the strategy of its class."""
+Costs of nodes and edges are those of `shardopt.solve.sharding.intra_op.problem`, times the number
+of members. A solution gives every operation the strategy of its class."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
 from shardopt.solve.assignment.search.sharding_ilp import improve
-from shardopt.solve.sharding.layouts import Column
-from shardopt.solve.sharding.strategies_tables import OpStrategies, StrategyTables
+from shardopt.solve.sharding.strategies.layouts import Column
+from shardopt.solve.sharding.strategies.tables import OpStrategies, StrategyTables
 from shardopt.solve.stages.costs.classes import Classes
 
 # Table entries that the solver may touch for one problem, about a fifth of a second; half of it is

@@ -19,8 +19,8 @@ import numpy as np
 
 from shardopt.graph.op_graph import FactorRule, OpGraph
 from shardopt.solve.assignment.search.symmetry import mixed, numbered
-from shardopt.solve.sharding.kernel_bytes import Accesses
-from shardopt.solve.sharding.linear import Linear
+from shardopt.solve.sharding.kernels.kernel_bytes import Accesses
+from shardopt.solve.sharding.strategies.linear import Linear
 from shardopt.solve.stages.costs.stage_part import StagePart
 
 _U64 = np.uint64

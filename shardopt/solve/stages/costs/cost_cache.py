@@ -15,8 +15,8 @@ from typing import TypeVar
 from shardopt.caching.store import active_store, key_of
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh
-from shardopt.solve.sharding.layouts import Layouts
-from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.sharding.strategies.layouts import Layouts
+from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.bounds import RelaxedLayer
 from shardopt.solve.stages.costs.fitted import Fitted, fitted
 from shardopt.solve.stages.costs.part_facts import PartFacts

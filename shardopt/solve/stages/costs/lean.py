@@ -15,7 +15,7 @@ import numpy as np
 
 from shardopt.solve.assignment.problem import Problem
 from shardopt.solve.assignment.search.sharding_ilp import improve
-from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharded_part import ShardedPart

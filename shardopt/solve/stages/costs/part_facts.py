@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from shardopt.solve.sharding.execution_order import ExecutionOrder, execution_order
-from shardopt.solve.sharding.intra_op import find_cheap_to_clone
-from shardopt.solve.sharding.intra_op_memory import Lifetime, Lifetimes
+from shardopt.solve.sharding.intra_op.lifetimes import Lifetime, Lifetimes
+from shardopt.solve.sharding.intra_op.problem import find_cheap_to_clone
+from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder, execution_order
 from shardopt.solve.stages.costs.classes import (
     Classes,
     find_classes,

@@ -13,8 +13,8 @@ from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.presets.flow import batch_dims
 from shardopt.solve.presets.presets import restrict
-from shardopt.solve.sharding.intra_op import IntraOpProblem
-from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import WORK
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharders import GAP, Sharding, sharding_of, tables_of

@@ -1,5 +1,5 @@
 """What a stage whose sharding is known takes, and what a device holds of it: the account of
-`shardopt.solve.sharding.intra_op_plan` and `intra_op_memory`, for parts in which many operations
+`shardopt.solve.sharding.intra_op.plan` and `intra_op_memory`, for parts in which many operations
 are alike.
 
 Nodes of one kind with one choice have the same shardings, so these are looked at once for each such
@@ -15,10 +15,10 @@ from math import prod
 import numpy as np
 
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.sharding.intra_op_memory import Copy, find_copies
-from shardopt.solve.sharding.intra_op_plan import find_reshards
-from shardopt.solve.sharding.strategies import Strategy
-from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.sharding.intra_op.lifetimes import Copy, find_copies
+from shardopt.solve.sharding.intra_op.plan import find_reshards
+from shardopt.solve.sharding.strategies.strategies import Strategy
+from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.part_facts import PartFacts
 
 

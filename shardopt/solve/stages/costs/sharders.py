@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
-from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import ClassProblem
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharded_part import ShardedPart

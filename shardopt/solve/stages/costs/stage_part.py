@@ -19,11 +19,11 @@ from typing import NamedTuple
 from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
 from shardopt.graph.residency import Loop, Residency
 from shardopt.graph.structure import structure_of
-from shardopt.solve.sharding.fusion import Fusion
-from shardopt.solve.sharding.intra_op import find_cheap_to_clone
-from shardopt.solve.sharding.kernel_bytes import Accesses, kernel_accesses
-from shardopt.solve.sharding.linear import Linear, find_linear
-from shardopt.solve.sharding.merged_kernels import find_kernels
+from shardopt.solve.sharding.intra_op.problem import find_cheap_to_clone
+from shardopt.solve.sharding.kernels.fusion import Fusion
+from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, kernel_accesses
+from shardopt.solve.sharding.kernels.merged_kernels import find_kernels
+from shardopt.solve.sharding.strategies.linear import Linear, find_linear
 from shardopt.solve.stages.costs.fragments import Kind, fragments
 from shardopt.solve.stages.costs.ordering import by_first_use, first_uses
 from shardopt.solve.stages.step_graph import StepGraph

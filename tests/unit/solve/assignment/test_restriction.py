@@ -14,8 +14,8 @@ from shardopt.mesh.shardings import all_shardings
 from shardopt.solve.assignment.problem import Problem, evaluate
 from shardopt.solve.assignment.search import restriction
 from shardopt.solve.assignment.search.restriction import Mask, restrict, solve_in_steps
-from shardopt.solve.sharding.layouts import Column
-from shardopt.solve.sharding.simpler import simpler_masks
+from shardopt.solve.sharding.strategies.layouts import Column
+from shardopt.solve.sharding.strategies.simpler import simpler_masks
 
 NUM_PROBLEMS = 60
 

@@ -15,8 +15,8 @@ from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.presets import InputKinds, restrict
 from shardopt.solve.presets.shardy import nearest
-from shardopt.solve.sharding.intra_op import IntraOpTables
-from shardopt.solve.sharding.strategies import all_shardings
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.strategies.strategies import all_shardings
 from tests.unit.solve.sharding.op_graphs import CLUSTER, MESH, elementwise, f32, rule
 
 ROWS, COLUMNS = Sharding((("x",), ())), Sharding(((), ("x",)))

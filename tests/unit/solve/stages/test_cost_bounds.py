@@ -20,7 +20,7 @@ from step_graphs import StepBuilder
 
 from benchmarks.alpa.specs import TINY
 from shardopt.dialect.program import read_program
-from shardopt.frontend.phase_options import phase_text
+from shardopt.frontend.calls.phase_options import phase_text
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
@@ -30,9 +30,9 @@ from shardopt.passes.stages.read_step import read_step
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
 from shardopt.solve.presets.base import InputKinds
-from shardopt.solve.sharding.budget import fit
-from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
-from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.sharding.budget.search import fit
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.costs.cost_arrays import LAYERS, MEMORY, Candidate, CostArrays
 from shardopt.solve.stages.costs.cost_cache import CostCache

@@ -17,9 +17,9 @@ from shardopt.cost.transfers import messages_seconds
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.assignment.problem import Solution
-from shardopt.solve.sharding.intra_op import IntraOpTables
-from shardopt.solve.sharding.intra_op_memory import live_bytes
-from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.sharding.intra_op.lifetimes import live_bytes
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
 from shardopt.solve.stages.costs import lazy_costs
 from shardopt.solve.stages.costs.bounds import Rooflines, relaxed_layer

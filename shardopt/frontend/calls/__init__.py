@@ -1,0 +1,1 @@
+"""What callers hand over and what they read: options, models, functions and their arguments."""

@@ -1,0 +1,1 @@
+"""From a model to a plan: all phases, and the searches around them."""

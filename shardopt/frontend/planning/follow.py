@@ -1,0 +1,160 @@
+"""A plan for another function of the same weights, such as an evaluation step, that leaves the
+weights where they are.
+
+    plan = shardopt.optimize(train, cluster="cpu-test:1x4", microbatches=4, stages=2)
+    # Arguments 0 and 1 of `evaluate` are those of `train`.
+    evaluation = follow(plan, evaluate, {0: 0, 1: 1}, batch_args="2,3")
+
+What follows is written as a plan file: the same meshes, a layer for each stage that begins where
+weights of that stage are first read, and the shardings of the weights as demands. The planner
+decides the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.program import read_program
+from shardopt.frontend.calls.phase_options import phase_text
+from shardopt.frontend.calls.sources import resolve_source, source_name
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.from_plan_file import options_after
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.pipeline.manager import run_pipeline
+from shardopt.pipeline.phases import phase_range
+from shardopt.planfile.parts import VERSION
+from shardopt.support.errors import UserError
+
+if TYPE_CHECKING:
+    from shardopt.forms.exported_program import Argument
+    from shardopt.frontend.plans.plan import Plan
+    from shardopt.options.plan_options import PlanOptions
+
+
+def follow(
+    plan: Plan,
+    source: Any,
+    shares: Mapping[int, int],
+    *,
+    batch_args: str = "auto",
+    microbatches: int | None = None,
+) -> Plan:
+    """Plan `source` for the meshes of `plan`, with its argument k placed as argument `shares[k]` of
+    `plan` is.
+
+    `microbatches` are by default as many as those of `plan`. Raises UserError where the function
+    reads the weights in another order than the stages of `plan` have them, and where a sharding
+    cannot be demanded."""
+    document: dict[str, Any] = plan.to_json()
+    with make_context() as context:
+        arguments = _arguments(load_module(plan.module, context))
+    for number, other in shares.items():
+        if not 0 <= other < len(arguments):
+            raise UserError(
+                f"argument {number} cannot follow argument {other}: the plan has {len(arguments)}"
+            )
+    meshes = [row.mesh for row in plan.summary.stages]
+    if len(set(meshes)) != len(meshes):
+        raise UserError(
+            "stages that share a mesh cannot be followed: expected a mesh for each stage"
+        )
+    homes = {number: meshes.index(arguments[other].value.mesh) for number, other in shares.items()}
+    count = microbatches or plan.summary.num_microbatches
+    options = replace(
+        plan.options, batch_args=batch_args, microbatches=count, plan="", schedule="auto"
+    )
+    demands = {
+        number: str(arguments[other].value.spec.sharding).replace('"', "")
+        for number, other in shares.items()
+    }
+    planned = {
+        "version": VERSION,
+        "cluster": document["cluster"],
+        "options": {"microbatches": count, "batch_args": batch_args},
+        "layers": {"count": len(meshes), "starts": _starts(source, options, homes, len(meshes))},
+        "stages": [
+            {
+                **{name: stage[name] for name in ("group", "submesh", "logical_shape", "devices")},
+                "layers": [number, number],
+                "shardings": {
+                    "inputs": {f"arg{k}": demands[k] for k, home in homes.items() if home == number}
+                },
+            }
+            for number, stage in enumerate(document["stages"])
+        ],
+    }
+    return _planned(source, planned)
+
+
+def _planned(source: Any, document: Mapping[str, Any]) -> Plan:
+    """A plan after a plan file, which is only needed as long as it takes."""
+    handle, path = tempfile.mkstemp(suffix=".json", prefix="shardopt-")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(document, file)
+        plan = make_plan(source, options_after(path, {}))
+    finally:
+        os.unlink(path)
+    return replace(plan, options=replace(plan.options, plan=""))
+
+
+def _arguments(module: ir.Module) -> Sequence[Argument]:
+    from shardopt.forms.exported_form import read_exported
+
+    return read_exported(module).arguments
+
+
+def _starts(source: Any, options: PlanOptions, homes: Mapping[int, int], stages: int) -> list[str]:
+    """For every stage but the first, the number of the operation of the microbatch's body that
+    first reads one of its weights. Raises UserError where these are not in the order of the
+    stages."""
+    with make_context() as context:
+        module = load_module(resolve_source(source), context, name=source_name(source))
+        for phase in ("import", "microbatch"):
+            run_pipeline(module, phase_range(phase, phase, phase_text(options, phase)))
+        program = read_program(module)
+        readers = _first_readers(program, homes)
+    starts: list[str] = []
+    for stage in range(stages):
+        of_stage = [
+            readers[number] for number, home in homes.items() if home == stage and number in readers
+        ]
+        if not of_stage:
+            raise UserError(
+                f"no argument of stage {stage} of the plan is read in the microbatch: it cannot be "
+                "followed"
+            )
+        starts.append(str(min(of_stage)))
+    if sorted(starts, key=int) != starts or len(set(starts)) != len(starts):
+        raise UserError(
+            "weights are read in another order than the plan has them: stages begin at operations "
+            f"{starts}"
+        )
+    return starts[1:]
+
+
+def _first_readers(program: Any, homes: Mapping[int, int]) -> dict[int, int]:
+    """The first operation of the microbatch's body that reads each argument of `@main`, by its
+    number there."""
+    outside = {
+        operand: number
+        for number, operand in enumerate(program.main_block.arguments)
+        if number in homes
+    }
+    inside = {}
+    for position, operand in enumerate(program.call.operands):
+        if operand in outside:
+            inside[program.body_block.arguments[position]] = outside[operand]
+    first: dict[int, int] = {}
+    for number, op in enumerate(program.body_ops):
+        for operand in op.operands:
+            if operand in inside:
+                first.setdefault(inside[operand], number)
+    return first

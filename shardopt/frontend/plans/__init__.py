@@ -1,0 +1,1 @@
+"""Finished plans: the value, its files, the cache, and plan files as a beginning."""

@@ -1,0 +1,254 @@
+"""A finished plan, how it was asked for, and the directory that keeps it.
+
+PLAN/plan.json             what was decided and predicted: a plan file (`docs/guide/plan-file.md`)
+PLAN/module.mlirbc         the exported module: the one thing the runtime executes
+PLAN/original.mlirbc       the model as it was read, for `shardopt run --check`
+PLAN/ir/1-import.mlir …    the IR after every phase
+PLAN/stages/<name>.mlirbc  every stage function as an XLA module of its own
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardopt.options.plan_options import PlanOptions
+from shardopt.runtime.options import RunOptions, with_keywords
+from shardopt.support.errors import UserError
+
+if TYPE_CHECKING:
+    from shardopt.report.plan_summary import PlanSummary
+    from shardopt.runtime.run import Run
+    from shardopt.schedule.simulator import SimulationResult
+
+
+def _run_of(plan: Plan, options: RunOptions) -> Run:
+    """Start the workers of a plan and compile its stages; the options are those of `RunOptions`.
+
+        with plan.run("process") as run:
+            run.load(inputs)  # one numpy array for each argument
+            loss = run.step()[-1]
+
+    Raises UserError for options that do not fit each other or the machine, MeshError if a mesh
+    cannot start."""
+    from shardopt.runtime.driver import prepare, start_run
+
+    return start_run(prepare(plan.module), options)
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """A finished plan: the exported module and the original as MLIR bytecode.
+
+    `forms` is the IR after every phase, text or bytecode; few look at it, and printing large
+    modules takes seconds."""
+
+    module: bytes
+    original: bytes
+    forms: tuple[tuple[str, bytes], ...]
+    summary: PlanSummary
+    options: PlanOptions
+    source: Any = field(
+        default=None, repr=False, compare=False
+    )  # the model given to `shardopt.optimize`
+
+    def __repr__(self) -> str:
+        from shardopt.report.plan_html import plan_text
+
+        return plan_text(self.summary)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the stages, and the simulated step as a picture."""
+        from shardopt.report.plan_html import plan_html
+
+        return plan_html(self.summary, self.simulate())
+
+    @cached_property
+    def phases(self) -> tuple[tuple[str, str], ...]:
+        """The IR text after every phase."""
+        from shardopt.ir.context import make_context
+        from shardopt.ir.formats import decoded
+        from shardopt.ir.io import load_module, module_text
+
+        with make_context() as context:
+            return tuple(
+                (phase, decoded(form) or module_text(load_module(form, context)))
+                for phase, form in self.forms
+            )
+
+    # `plan.run("process", quick_compile=True)`
+    run = with_keywords(RunOptions, _run_of)
+
+    def to_exported(self) -> Any:
+        """For a plan with one stage and one microbatch: the model as one `jax.export.Exported`,
+        sharded over the mesh.
+
+        It is sharded anew as a whole, since a plan keeps step and state apart. Raises UserError for
+        a pipeline, and for a plan that was not made from an `Exported` by `shardopt.optimize`."""
+        from shardopt.frontend.spmd.shard import exported_of
+
+        return exported_of(self)
+
+    def table(self) -> Any:
+        """The stages as `rich` tables."""
+        from shardopt.report.plan_table import plan_table
+
+        return plan_table(self.summary)
+
+    def simulate(self) -> SimulationResult:
+        """The step as the event simulator sees it."""
+        return simulate_module(self.module)
+
+    def timeline(self) -> Any:
+        """The simulated step as `rich` text."""
+        from shardopt.report.timeline import timeline_text
+
+        return timeline_text(self.simulate())
+
+    def report(self, measured: SimulationResult | None = None, title: str = "plan") -> str:
+        """The plan as one self-contained HTML page: stages, why it is cut there, timeline, memory,
+        collectives, and where every argument lies.
+
+        `measured` is a step that was run, in the simulator's form
+        (`shardopt.report.measured_timeline`)."""
+        from shardopt.ir.context import make_context
+        from shardopt.ir.io import load_module
+        from shardopt.report.page.contents import read_contents
+        from shardopt.report.page.page import plan_page
+
+        clustered = dict(self.forms).get("cluster")
+        with make_context() as context:
+            contents = read_contents(
+                load_module(self.module, context),
+                None if clustered is None else load_module(clustered, context),
+            )
+        return plan_page(contents, self.simulate(), measured, title)
+
+    def to_json(self) -> dict[str, object]:
+        """What `plan.json` holds: a plan file, which gives this plan again."""
+        from shardopt.frontend.plans.plan_document import plan_document
+
+        return plan_document(self)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the plan directory in one step: the target is either the old plan or the whole new
+        one.
+
+        Raises UserError when `path` is something else than a plan directory or an empty one.
+        """
+        target = _folder(path)
+        check_target(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            self._write(staging)
+            staging.chmod(0o755)
+            if target.exists():
+                shutil.rmtree(target)
+            staging.rename(target)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        return target
+
+    def _write(self, folder: Path) -> None:
+        from shardopt.forms.exported_form import read_exported
+        from shardopt.ir.context import make_context
+        from shardopt.ir.io import load_module
+        from shardopt.report.timeline_svg import timeline_svg
+        from shardopt.support.documents import json_text
+
+        (folder / "ir").mkdir()
+        (folder / "stages").mkdir()
+        (folder / "module.mlirbc").write_bytes(self.module)
+        (folder / "original.mlirbc").write_bytes(self.original)
+        (folder / "plan.json").write_text(json_text(self.to_json()) + "\n")
+        (folder / "timeline.svg").write_text(timeline_svg(self.simulate()))
+        for number, (phase, text) in enumerate(self.phases, 1):
+            (folder / "ir" / f"{number}-{phase}.mlir").write_text(text)
+        with make_context() as context:
+            for function in read_exported(load_module(self.module, context)).functions:
+                (folder / "stages" / f"{function.name}.mlirbc").write_bytes(function.bytecode)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Read a plan directory. Raises UserError that names the missing or foreign file."""
+        from shardopt.ir.context import make_context
+        from shardopt.ir.io import load_module
+        from shardopt.planfile.plan_file import load_plan_file
+        from shardopt.report.plan_summary import summarize
+
+        folder = _folder(path)
+        described = load_plan_file(str(folder / "plan.json"))
+        parts = {name: _read(folder / name) for name in ("module.mlirbc", "original.mlirbc")}
+        dumps = sorted((folder / "ir").glob("*.mlir"))
+        with make_context() as context:
+            summary = summarize(
+                load_module(parts["module.mlirbc"], context, name=str(folder / "module.mlirbc"))
+            )
+        return Plan(
+            parts["module.mlirbc"],
+            parts["original.mlirbc"],
+            tuple((dump.stem.partition("-")[2], dump.read_bytes()) for dump in dumps),
+            summary,
+            PlanOptions(**{"cluster": summary.cluster, **described.options}),
+        )
+
+
+def simulate_module(source: bytes | Path) -> SimulationResult:
+    """The step of a module behind the schedule phase, given as bytes or file. Raises UserError for
+    another form."""
+    from shardopt.dialect.mpmd import read_topology
+    from shardopt.dialect.program import read_program
+    from shardopt.dialect.schedule import read_schedule
+    from shardopt.extract.pipeline_graph import read_pipeline, simulate_pipeline
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import load_module
+
+    with make_context() as context:
+        module = load_module(source, context)
+        try:
+            program = read_program(module)
+            pipeline = read_pipeline(program, read_topology(program.main))
+        except ValueError as error:
+            raise UserError(f"expected a module behind the schedule phase: {error}") from error
+        text = read_schedule(program.loop)
+        if text is None:
+            raise UserError(
+                "expected a module behind the schedule phase, found no schedule on the loop"
+            )
+        return simulate_pipeline(text, pipeline, program.num_microbatches)
+
+
+def check_target(target: Path) -> None:
+    """Raises UserError when `target` exists and is neither a plan directory nor an empty
+    directory."""
+    if (
+        target.exists()
+        and not (target / "plan.json").is_file()
+        and (not target.is_dir() or any(target.iterdir()))
+    ):
+        raise UserError(
+            f"'{target}' exists and is not a plan directory: remove it or choose another output"
+        )
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or "\n" in text:
+        raise UserError(f"expected the path of a plan directory, found {type(path).__name__}")
+    return Path(text)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"cannot read '{path}': {error.strerror} (expected a directory of `shardopt plan`)"
+        ) from error

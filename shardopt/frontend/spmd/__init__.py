@@ -1,0 +1,1 @@
+"""One mesh without stages: shardings for a function or a module, under plain JAX."""

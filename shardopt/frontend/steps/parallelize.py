@@ -1,0 +1,205 @@
+"""`@shardopt.parallelize`: a train step that is planned on its first call and runs on the workers
+from then on.
+
+    @shardopt.parallelize(cluster="cpu-test:1x4", donate_argnums=(0, 1), microbatches=4, stages=2)
+    def train_step(params, opt_state, tokens): ...
+
+    with train_step:
+        for tokens in batches:
+            params, opt_state, loss = train_step(params, opt_state, tokens)
+
+Each signature (structure, shapes, dtypes, static arguments) is traced, planned and started once.
+Donated arguments that are handed back as the last call returned them stay on the workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, overload
+
+import jax
+
+from shardopt.frontend.calls.arguments import check_names, path_text
+from shardopt.frontend.calls.static_arguments import (
+    Names,
+    Numbers,
+    StaticArguments,
+    argument_names,
+    argument_numbers,
+)
+from shardopt.frontend.steps.module_calls import is_module_jit
+from shardopt.frontend.steps.parallelized import Parallelized, StateOnWorkers, Tracing
+from shardopt.options.keywords import StepKeywords
+from shardopt.options.names import BackendName, PlatformName, TransportName
+from shardopt.options.signatures import shows_options
+from shardopt.passes.options import unknown_name
+from shardopt.runtime.options import BACKENDS, RunOptions
+from shardopt.runtime.state.periodic import CheckpointOptions
+from shardopt.support.errors import UserError
+
+__all__ = ["Parallelized", "StateOnWorkers", "parallelize"]
+
+# Numbers of positional arguments whose leaves hold the batch in dimension 0; or number ->
+# dimension.
+ArgumentNumbers: TypeAlias = "int | Sequence[int] | Mapping[int, int]"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ParallelizeKeywords(StepKeywords, total=False):
+    """Options of planning, and of the run: fields of `RunOptions`."""
+
+    cache: bool
+    """Use plans, and prices of stages, that an earlier run has left, and keep new ones. Default:
+    True."""
+
+    backend: BackendName
+    """Threads of this process (local), processes, or Ray's actors. Default: 'local'."""
+
+    platform: PlatformName
+    """Devices of the workers; auto: GPUs if this process sees as many as the cluster has devices.
+    Default: 'auto'."""
+
+    share_gpus: bool
+    """Run on fewer GPUs than the plan has devices. Default: False."""
+
+    transport: TransportName
+    """How workers in different processes exchange messages. Default: 'auto'."""
+
+    ray_address: str | None
+    """Of the cluster of Ray; None: RAY_ADDRESS, else a new one on this machine. Default: None."""
+
+    devices_per_host: int | None
+    """Of processes and actors; None: as the cluster has them. Default: None."""
+
+    quick_compile: bool
+    """Less optimisation, less compile time. Default: False."""
+
+    trace: bool
+    """Keep times of the newest steps (`start(…).run.spans`). Default: False."""
+
+    watchdog_seconds: float | None
+    """Say on standard error where every worker stands whenever a step makes no progress for so
+    long. Default: None."""
+
+    checkpoints: CheckpointOptions | None
+    """Where and how often the state is written; `start(…).load(folder)` goes on from there.
+    Default: None."""
+
+
+# Of `ParallelizeKeywords`, what is said to the run.
+_OF_RUN = tuple(
+    name for name in ParallelizeKeywords.__annotations__ if name in RunOptions.__dataclass_fields__
+)
+
+
+class _Decorator(Protocol):
+    def __call__(self, fun: Callable[P, R], /) -> Parallelized[P, R]: ...
+
+
+@overload
+def parallelize(
+    fun: Callable[P, R],
+    *,
+    cluster: str | os.PathLike[str],
+    batch_argnums: ArgumentNumbers | None = None,
+    donate_argnums: Numbers = (),
+    donate_argnames: Names = (),
+    static_argnums: Numbers = (),
+    static_argnames: Names = (),
+    lazy_state: bool = False,
+    **options: Unpack[ParallelizeKeywords],
+) -> Parallelized[P, R]: ...
+
+
+@overload
+def parallelize(
+    fun: None = None,
+    *,
+    cluster: str | os.PathLike[str],
+    batch_argnums: ArgumentNumbers | None = None,
+    donate_argnums: Numbers = (),
+    donate_argnames: Names = (),
+    static_argnums: Numbers = (),
+    static_argnames: Names = (),
+    lazy_state: bool = False,
+    **options: Unpack[ParallelizeKeywords],
+) -> _Decorator: ...
+
+
+@shows_options("parallelize", has_others=True)
+def parallelize(
+    fun: Callable[P, R] | None = None,
+    *,
+    cluster: str | os.PathLike[str],
+    batch_argnums: ArgumentNumbers | None = None,
+    donate_argnums: Numbers = (),
+    donate_argnames: Names = (),
+    static_argnums: Numbers = (),
+    static_argnames: Names = (),
+    lazy_state: bool = False,
+    **options: Unpack[ParallelizeKeywords],
+) -> Parallelized[P, R] | _Decorator:
+    """Decorate a function of arrays so that it is planned for `cluster` and runs on its workers.
+
+    batch_argnums    arguments that hold the batch: numbers (dimension 0), or number -> dimension.
+                     By default the planner looks for them: of a training step those that are not
+                     donated.
+    donate_argnums,  arguments that the step consumes and replaces, as of `jax.jit`: its state. The
+    donate_argnames  arrays that are passed stay valid.
+    static_argnums,  arguments that are part of the program, as of `jax.jit`: a plan for each of
+    static_argnames  their values.
+    lazy_state       return state as `StateArray`, which is fetched only when looked at; by default
+                     every result is a `jax.Array`, so each step downloads the state
+    options          of the run, which are fields of `RunOptions`: backend "local" (threads of this
+                     process, the default), "process" (processes) or "ray" (actors), platform,
+                     share_gpus, transport, ray_address, devices_per_host, quick_compile, trace,
+                     watchdog_seconds, and checkpoints: where and how often the state is written,
+                     from which `start(…).load(folder)` goes on; cache=False: as of
+                     `shardopt.optimize`; and options of planning (docs/reference/options.md), such
+                     as microbatches
+
+    Steps of Flax NNX change the modules that they are given, and are passed as they are or under
+    `nnx.jit`: modules are state. Steps of Equinox are passed as they are or under
+    `equinox.filter_jit`.
+
+    Raises UserError, here for wrong options and in calls for functions and arguments that cannot be
+    planned."""
+    check_names("parallelize", options, ("cache", *_OF_RUN))
+    told = {name: value for name, value in options.items() if name in _OF_RUN}
+    run_options = RunOptions(**told)  # type: ignore[arg-type]
+    if run_options.backend not in BACKENDS:
+        raise UserError(f"parallelize: {unknown_name('backend', run_options.backend, BACKENDS)}")
+    planning = {name: value for name, value in options.items() if name not in _OF_RUN}
+    planning["cluster"] = path_text("cluster", cluster)
+    donated = argument_numbers("donate_argnums", donate_argnums)
+    donated_names = argument_names("donate_argnames", donate_argnames)
+    batch = _batch_dimensions(batch_argnums)
+
+    def decorate(fun: Callable[P, R]) -> Parallelized[P, R]:
+        if not callable(fun):
+            raise UserError(f"parallelize: expected a function, found {type(fun).__name__}")
+        static = StaticArguments.of(fun, static_argnums, static_argnames)
+        jitted: object = fun
+        if donated or donated_names or not hasattr(fun, "trace") or is_module_jit(fun):
+            jitted = jax.jit(
+                fun, donate_argnums=donated, donate_argnames=donated_names, keep_unused=True
+            )
+        tracing = Tracing(jitted, static, donated, donated_names)
+        return Parallelized(fun, tracing, planning, batch, run_options, lazy_state=lazy_state)
+
+    return decorate if fun is None else decorate(fun)  # type: ignore[return-value]
+
+
+def _batch_dimensions(numbers: ArgumentNumbers | None) -> dict[int, int] | None:
+    if numbers is None:
+        return None
+    if isinstance(numbers, int):
+        numbers = (numbers,)
+    dims = dict(numbers) if isinstance(numbers, Mapping) else dict.fromkeys(numbers, 0)
+    if not all(type(value) is int and value >= 0 for pair in dims.items() for value in pair):
+        raise UserError(
+            f"parallelize: expected batch_argnums to be argument numbers, found {numbers!r}"
+        )
+    return dims

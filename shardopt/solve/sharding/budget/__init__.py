@@ -1,0 +1,1 @@
+"""Plans within a memory budget: copies, recomputed values, the smallest peak."""

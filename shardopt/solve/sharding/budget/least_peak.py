@@ -1,0 +1,152 @@
+"""The smallest memory budget that works, between a proven bound and a plan that was found.
+
+For any weights w >= 0 over time that sum to one, no plan has a smaller peak than the least weighted
+sum of its usage, and that is a problem without a limit. Weights that follow where the plans found
+so far hold most (multiplicative weights, Arora, Hazan and Kale 2012) raise the bound and lower the
+peak, in a fixed number of solves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from time import monotonic
+
+import numpy as np
+
+from shardopt.solve.assignment.problem import Edge, Problem, Solution, evaluate
+from shardopt.solve.assignment.search.sharding_ilp import solve
+from shardopt.solve.sharding.budget.model import BudgetModel, Operand
+from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, split_copies
+from shardopt.solve.sharding.budget.start import greedy_start
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+
+_ROUNDS = 12
+_STEEPNESS = (
+    8.0  # weight of the highest time over that of an empty one after one round: e to this power
+)
+# A peak this near to the bound is taken for the least, as a share of it.
+_CLOSE = 0.005
+# Copies held this near to the peak are counted from the next round on.
+_NEAR_PEAK = 0.98
+# Bytes above every peak that still fit into an int64.
+_UNKNOWN = 2**62
+# Share of the peak that all costs together weigh: they only break ties, and the bound loses no more
+# than this.
+_TIE = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class LeastPeak:
+    """No plan holds less than `bound_bytes`; `plan`, of `solution`, holds `peak_bytes`."""
+
+    bound_bytes: int
+    peak_bytes: int
+    plan: IntraOpPlan | None
+    solution: Solution
+
+
+def find_least_peak(
+    model: BudgetModel,
+    shardings: Sequence[int],
+    exceeded: int | None = None,
+    seconds: float | None = None,
+) -> LeastPeak:
+    """`shardings` are strategies of the plain nodes to begin with, `exceeded` a limit that is known
+    to be too small.
+
+    `seconds` limit the time, which otherwise follows from the number of solves.
+    """
+    search = _Search(model, 0 if exceeded is None else exceeded + 1, seconds)
+    search.begin(shardings)
+    return search.run()
+
+
+class _Search:
+    def __init__(self, model: BudgetModel, bound: int, seconds: float | None) -> None:
+        self.model, self.bound, self.seconds = model, bound, seconds
+        self.deadline = None if seconds is None else monotonic() + seconds
+        self.copies: dict[Operand, None] = {}
+        self.weights = np.full(len(model.base.order), 1 / max(len(model.base.order), 1))
+        self.best = LeastPeak(bound, _UNKNOWN, None, Solution((), inf, inf, 0.0, "infeasible"))
+
+    def begin(self, shardings: Sequence[int]) -> None:
+        """The plan with given shardings that recomputes whatever lowers its peak."""
+        problem = self.model.problem(0, ())
+        start = greedy_start(self.model, problem, (), shardings)
+        self._offer(problem, Solution(start, 0.0, 0.0, 0.0, "feasible"))
+
+    def run(self) -> LeastPeak:
+        total, weights = np.zeros(len(self.weights)), self.weights
+        for _ in range(_ROUNDS):
+            plan = self._probe(weights)
+            late = self.deadline is not None and monotonic() > self.deadline
+            if late or plan is None or self.best.peak_bytes <= self.bound * (1 + _CLOSE):
+                break
+            total += plan.live_bytes / max(plan.peak_bytes, 1)
+            weights = np.exp(_STEEPNESS * (total - total.max()))
+            weights /= weights.sum()
+            self.copies |= copies_at_excess(
+                self.model.base, plan, int(_NEAR_PEAK * plan.peak_bytes)
+            )
+        self._sharpen()
+        return replace(self.best, bound_bytes=min(self.bound, self.best.peak_bytes))
+
+    def _sharpen(self) -> None:
+        """The best bound again, now without what breaking ties costs."""
+        if self.best.plan is None or self.bound >= self.best.peak_bytes:
+            return
+        weighted, _ = _weighted(self.model.problem(0, self.copies), self.weights, 0)
+        solution = solve(weighted, time_limit_seconds=self.seconds)
+        if solution.choice:
+            # Peaks are whole numbers: half a byte is for rounding.
+            self.bound = max(self.bound, ceil(solution.bound - 0.5))
+
+    def _probe(self, weights: np.ndarray) -> IntraOpPlan | None:
+        """The plan with the least weighted usage, or None when there is no plan at all."""
+        problem = self.model.problem(0, self.copies)
+        weighted, tie = _weighted(problem, weights, self._peak())
+        start = greedy_start(self.model, problem, self.copies, self.best.solution.choice)
+        solution = solve(weighted, time_limit_seconds=self.seconds, start=start)
+        if not solution.choice:
+            return None
+        # The bound is one of bytes and of the costs that break ties: these come off.
+        if (bound := ceil(solution.bound - tie - 0.5)) > self.bound:
+            self.bound, self.weights = bound, weights
+        return self._offer(problem, solution)
+
+    def _offer(self, problem: Problem, solution: Solution) -> IntraOpPlan:
+        """The plan of a solution, kept if it holds less than all before; its own costs instead of
+        weighted bytes."""
+        plan = split_copies(self.model, solution, self._peak() - 1)
+        if plan.peak_bytes < self.best.peak_bytes:
+            objective = evaluate(problem, solution.choice).objective
+            unweighted = Solution(
+                solution.choice, objective, 0.0, 1.0, "feasible", solution.statistics
+            )
+            self.best = LeastPeak(self.bound, plan.peak_bytes, plan, unweighted)
+        return plan
+
+    def _peak(self) -> int:
+        return max(self.bound, 1) if self.best.plan is None else self.best.peak_bytes
+
+
+def _weighted(problem: Problem, weights: np.ndarray, peak: int) -> tuple[Problem, float]:
+    """Weighted bytes as costs, the costs themselves scaled down to a share of `peak`; and the most
+    they can come to."""
+    tables = (*problem.costs, *(edge.cost for edge in problem.edges))
+    most = sum(float(table[np.isfinite(table)].max(initial=0.0)) for table in tables)
+    share = _TIE * peak / most if most > 0 else 0.0
+    until = np.concatenate([[0.0], np.cumsum(weights)])
+    costs = []
+    for cost, segments in zip(problem.costs, problem.usages or (), strict=True):
+        held = np.where(np.isfinite(cost), cost, 0.0) * share
+        for usage in segments:
+            held = held + (until[usage.hi] - until[usage.lo]) * usage.bytes
+        costs.append(np.where(np.isfinite(cost), held, np.inf))
+    finite = (np.where(np.isfinite(edge.cost), edge.cost, 0.0) * share for edge in problem.edges)
+    edges = (
+        Edge(edge.u, edge.v, np.where(np.isfinite(edge.cost), scaled, np.inf))
+        for edge, scaled in zip(problem.edges, finite, strict=True)
+    )
+    return Problem(tuple(costs), tuple(edges)), _TIE * peak

@@ -1,0 +1,244 @@
+"""The intra-operator problem with all that a memory budget can change: copies of operands, values
+recomputed.
+
+Behind the nodes of the plain problem stand two kinds of further ones, each of which follows the
+node of one tensor:
+
+* for a value that can be recomputed (`rematerialization`): (sharding, kept or not). Kept, it
+  takes its bytes in the gap between its readers; else the seconds of the chain, and the sources
+  must lie as the chain wants.
+* for an operand of one operation: (sharding that the operation wants, copied or not). Copied, it
+  takes the bytes of the copy while the operation runs; else the value must be in that sharding
+  itself.
+
+Copies that outlive their first reader, kept sources and scratch space are not in the problem, so
+that it stays a relaxation; `IntraOpPlan.live_bytes` counts everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardopt.mesh.mesh import Sharding
+from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage
+from shardopt.solve.sharding.budget.rematerialization import (
+    Candidate,
+    Recipe,
+    recipe,
+    rematerialized,
+)
+from shardopt.solve.sharding.intra_op.lifetimes import FreshCopies, Rematerialized
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+
+# An operand of one operation: (operation, tensor).
+Operand = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """The node of a candidate: strategies 2k and 2k + 1 are sharding k kept, and recomputed by
+    `recipes[k]`."""
+
+    candidate: Candidate
+    shardings: tuple[Sharding, ...]
+    recipes: tuple[Recipe | None, ...]
+
+
+class BudgetModel:
+    """Problems of `base` under any limit, with the copies asked for."""
+
+    def __init__(self, base: IntraOpProblem, candidates: Iterable[Candidate]) -> None:
+        self.base, self.tables = base, base.tables
+        self.position = {op: position for position, op in enumerate(base.order)}
+        choices = (self._choice(candidate) for candidate in candidates)
+        self.choices = tuple(choice for choice in choices if any(choice.recipes))
+        self.first_choice = len(base.problem.costs)
+        self._edges_of: tuple[Problem, dict[int, list[Edge]]] | None = None
+
+    def problem(self, limit: int, copies: Iterable[Operand]) -> Problem:
+        """The problem within `limit` bytes that counts the given copies of operands."""
+        base = self.base.problem
+        costs, edges = list(base.costs), list(base.edges)
+        usages = self._usages()
+        for choice in self.choices:
+            costs.append(self._seconds(choice))
+            usages.append([self._held(choice)])
+            edges += self._choice_edges(choice, len(costs) - 1)
+        for op, tensor in copies:
+            cost, usage, copy_edges = self._copy(op, tensor, len(costs))
+            costs.append(cost)
+            usages.append([usage])
+            edges += copy_edges
+        return Problem(
+            tuple(costs), tuple(edges), tuple(map(tuple, usages)), limit, len(self.base.order)
+        )
+
+    def kept(self, shardings: Sequence[int]) -> list[int]:
+        """For each candidate the strategy that keeps it, given strategies of the plain nodes."""
+        strategies = []
+        for choice in self.choices:
+            tensor = choice.candidate.tensor
+            sharding = self.base.columns[tensor].shardings[shardings[self.base.node_of[tensor]]]
+            strategies.append(2 * choice.shardings.index(sharding))
+        return strategies
+
+    def copied(self, shardings: Sequence[int], copies: Iterable[Operand]) -> list[int]:
+        """For each operand whether it is copied, given strategies of the plain nodes."""
+        strategies = []
+        for op, tensor in copies:
+            required = self._required(op, tensor)
+            target = required[shardings[self.base.node_of[self.tables.graph.ops[op].results[0]]]]
+            present = self.base.columns[tensor].shardings[shardings[self.base.node_of[tensor]]]
+            distinct = self.tables.strategies.column(required).distinct
+            strategies.append(2 * distinct.index(target) + (target != present))
+        return strategies
+
+    def edges_of(self, problem: Problem, node: int) -> Sequence[Edge]:
+        """The edges to the node of a candidate, all of which end there."""
+        if self._edges_of is None or self._edges_of[0] is not problem:
+            by_node: dict[int, list[Edge]] = {}
+            for edge in problem.edges:
+                if edge.v >= self.first_choice:
+                    by_node.setdefault(edge.v, []).append(edge)
+            self._edges_of = problem, by_node
+        return self._edges_of[1].get(node, ())
+
+    def _required(self, op: int, tensor: int) -> tuple[Sharding, ...]:
+        slot = self.tables.graph.ops[op].operands.index(tensor)
+        return tuple(strategy.operands[slot] for strategy in self.tables.ops[op].strategies)
+
+    def decode(self, solution: Solution, fresh: FreshCopies = frozenset()) -> IntraOpPlan:
+        return self.base.decode(solution, self._rematerialized(solution.choice), fresh)
+
+    def _rematerialized(self, choice: Sequence[int]) -> tuple[Rematerialized, ...]:
+        remats = []
+        for node, item in enumerate(self.choices, self.first_choice):
+            sharding, is_remat = divmod(choice[node], 2)
+            chosen = item.recipes[sharding]
+            if is_remat and chosen is not None:
+                remats.append(rematerialized(item.candidate, chosen))
+        return tuple(remats)
+
+    def _usages(self) -> list[list[Usage]]:
+        gaps = {choice.candidate.tensor: choice.candidate.gap for choice in self.choices}
+        usages: list[list[Usage]] = [[] for _ in self.base.problem.costs]
+        for live in self.base.lifetimes:
+            size = live.count * self._bytes(live.tensor)
+            start, stop = gaps.get(live.tensor, (live.stop, live.stop))
+            pieces = (live.start, min(start, live.stop)), (max(stop, live.start), live.stop)
+            usages[self.base.node_of[live.tensor]] += [
+                Usage(a, b, size) for a, b in pieces if a < b
+            ]
+        for node, op in enumerate(self.base.ops):
+            before = self._before_scatter(op)
+            if before.any():
+                at = self.position[op]
+                usages[node].append(Usage(at, at + 1, before))
+        return usages
+
+    def _bytes(self, tensor: int) -> np.ndarray:
+        return self.tables.strategies.local_bytes(
+            self.tables.graph.tensors[tensor], self.base.columns[tensor]
+        )
+
+    def _before_scatter(self, op: int) -> np.ndarray:
+        """Bytes of the whole result beside the scattered one, under each strategy."""
+        tables = self.tables
+        results, strategies = tables.graph.ops[op].results, tables.ops[op].strategies
+        total = np.zeros(len(strategies), dtype=np.int64)
+        for number, tensor in enumerate(results):
+            column = tables.strategies.column(
+                tuple(strategy.unscattered[number] for strategy in strategies)
+            )
+            before = tables.strategies.local_bytes(tables.graph.tensors[tensor], column)
+            after = tables.strategies.local_bytes(
+                tables.graph.tensors[tensor], tables.ops[op].results[number]
+            )
+            total += np.where(before > after, before, 0)
+        return total
+
+    # ---- rematerialized values ----
+
+    def _choice(self, candidate: Candidate) -> _Choice:
+        shardings = self.base.columns[candidate.tensor].distinct
+        return _Choice(
+            candidate, shardings, tuple(recipe(self.base, candidate, s) for s in shardings)
+        )
+
+    def _seconds(self, choice: _Choice) -> np.ndarray:
+        repeat = self.tables.graph.ops[choice.candidate.chain[-1]].repeat
+        seconds = [
+            np.inf if chosen is None else chosen.seconds * repeat for chosen in choice.recipes
+        ]
+        return np.array([value for remat in seconds for value in (0.0, remat)])
+
+    def _held(self, choice: _Choice) -> Usage:
+        tensor = self.tables.graph.tensors[choice.candidate.tensor]
+        size = self.tables.strategies.local_bytes(
+            tensor, self.tables.strategies.column(choice.shardings)
+        )
+        return Usage(*choice.candidate.gap, np.stack([size, np.zeros_like(size)], axis=1).ravel())
+
+    def _choice_edges(self, choice: _Choice, node: int) -> list[Edge]:
+        tensor = choice.candidate.tensor
+        allowed = _equal(self.base.columns[tensor].shardings, choice.shardings)
+        edges = [
+            Edge(
+                self.base.node_of[tensor],
+                node,
+                np.where(np.repeat(allowed, 2, axis=1), 0.0, np.inf),
+            )
+        ]
+        for source in choice.candidate.sources:
+            if source in self.base.node_of and source not in self.base.cheap_to_clone:
+                edges.append(
+                    Edge(self.base.node_of[source], node, self._source_cost(choice, source))
+                )
+        return edges
+
+    def _source_cost(self, choice: _Choice, source: int) -> np.ndarray:
+        """`[k, 2 m]`: inf where the chain would have to communicate to read the source."""
+        column = self.base.columns[source]
+        cost = np.zeros((len(column.shardings), 2 * len(choice.recipes)))
+        for number, chosen in enumerate(choice.recipes):
+            if chosen is not None:
+                target = self.tables.strategies.column((chosen.sources[source],))
+                seconds = self.tables.strategies.resharding(
+                    self.tables.graph.tensors[source], column, target, 1
+                )
+                if seconds is not None:
+                    cost[:, 2 * number + 1] = np.where(seconds[:, 0] > 0, np.inf, 0.0)
+        return cost
+
+    # ---- copies of operands ----
+
+    def _copy(self, op: int, tensor: int, node: int) -> tuple[np.ndarray, Usage, list[Edge]]:
+        required = self._required(op, tensor)
+        column = self.tables.strategies.column(required)
+        size = self.tables.strategies.local_bytes(
+            self.tables.graph.tensors[tensor], self.tables.strategies.column(column.distinct)
+        )
+        at = self.position[op]
+        usage = Usage(at, at + 1, np.stack([np.zeros_like(size), size], axis=1).ravel())
+        reads = np.repeat(_equal(required, column.distinct), 2, axis=1)
+        has = np.repeat(_equal(self.base.columns[tensor].shardings, column.distinct), 2, axis=1)
+        has[:, 1::2] = True
+        edges = [
+            Edge(
+                self.base.node_of[self.tables.graph.ops[op].results[0]],
+                node,
+                np.where(reads, 0.0, np.inf),
+            ),
+            Edge(self.base.node_of[tensor], node, np.where(has, 0.0, np.inf)),
+        ]
+        return np.zeros(2 * len(column.distinct)), usage, edges
+
+
+def _equal(first: Sequence[Sharding], second: Sequence[Sharding]) -> np.ndarray:
+    """bool `[len(first), len(second)]`."""
+    number = {sharding: n for n, sharding in enumerate(dict.fromkeys((*first, *second)))}
+    rows, columns = (np.array([number[sharding] for sharding in side]) for side in (first, second))
+    return rows[:, None] == columns[None, :]

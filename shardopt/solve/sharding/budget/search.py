@@ -1,0 +1,178 @@
+"""Plans within a memory budget: exact accounting around a solver that sees a relaxation of it.
+
+1. Solve without memory; most stages fit.
+2. Else let copies that are shared over a long time be made anew where that is enough.
+3. Else solve within the limit, with values that can be recomputed, beginning with shardings
+   that are known. Where the plan exceeds the limit because of copies of operands, count these in
+   the problem and solve again; where it does for other reasons (scratch space), lower the limit of
+   the problem by the excess. The number of rounds is limited.
+4. If nothing fits: the least peak, by `shardopt.solve.sharding.budget.least_peak`, which may still
+   be a plan that does.
+
+The problem of step 3 only leaves out memory, so its bound holds for every plan within the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from time import monotonic
+
+from shardopt.solve.assignment.problem import Problem, Solution, Status, evaluate, relative_gap
+from shardopt.solve.assignment.search.sharding_ilp import (
+    DEFAULT_WORK_SECONDS,
+    WORK_PER_SECOND,
+    solve,
+)
+from shardopt.solve.sharding.budget.least_peak import LeastPeak, find_least_peak
+from shardopt.solve.sharding.budget.model import BudgetModel, Operand
+from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, split_copies
+from shardopt.solve.sharding.budget.rematerialization import find_candidates
+from shardopt.solve.sharding.budget.start import greedy_start
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+
+_MOST_ROUNDS = 8
+# Work of a solve within the limit, as a share of what the time limit allows. Ten times as much made
+# the plans of eight stages of a GPT with 39 billion parameters 0.03 % shorter in all, and this half
+# of it the step 0.001 % longer.
+_WORK_SHARE = 0.05
+# A gap this small is rounding.
+OPTIMAL_GAP = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A plan within the budget, or None and how much is needed. `rounds` counts solves within a
+    limit."""
+
+    solution: Solution
+    plan: IntraOpPlan | None
+    least: LeastPeak | None = None
+    rounds: int = 0
+
+
+def fit(
+    problem: IntraOpProblem,
+    limit: int | None,
+    *,
+    time_limit_seconds: float | None = None,
+    gap_tolerance: float = 0.0,
+    relaxed: Solution | None = None,
+    start: Sequence[int] = (),
+) -> Fit:
+    """The cheapest plan that holds at most `limit` bytes on a device at any time. Raises UserError
+    when there is none without any limit.
+
+    `relaxed` is the solution of the problem without memory, where that is known, and `start` an
+    assignment of its nodes to begin with within the limit, such as that of a plan which holds more.
+
+    The time limit is for the problem without memory; the search within the limit may take as long
+    again, and so may the search for the least peak. All have budgets of work, so that a time limit
+    which is not struck decides nothing; where it is, `time_limit_struck` is 1 in the statistics of
+    the solution."""
+    # Without the limit first: most stages fit, and where one does not, the bound holds within it
+    # too.
+    if relaxed is None:
+        relaxed = problem.solve(time_limit_seconds, gap_tolerance)
+    plan = problem.decode(relaxed)
+    if limit is None or plan.peak_bytes <= limit:
+        return Fit(relaxed, plan)
+    plan = split_copies(BudgetModel(problem, ()), relaxed, limit)
+    if plan.peak_bytes <= limit:
+        return Fit(relaxed, plan)
+    return _Search(
+        problem, limit, time_limit_seconds, gap_tolerance, relaxed, tuple(start) or relaxed.choice
+    ).run()
+
+
+@dataclass(eq=False)
+class _Search:
+    problem: IntraOpProblem
+    limit: int
+    seconds: float | None
+    gap_tolerance: float
+    relaxed: Solution
+    start: tuple[int, ...]
+    best: Fit | None = None
+    struck: bool = False
+
+    def run(self) -> Fit:
+        model = BudgetModel(self.problem, find_candidates(self.problem))
+        seconds = DEFAULT_WORK_SECONDS if self.seconds is None else self.seconds
+        work = int(_WORK_SHARE * WORK_PER_SECOND * seconds)
+        deadline = None if self.seconds is None else monotonic() + self.seconds
+        copies: dict[Operand, None] = {}
+        inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.start
+        for number in range(1, _MOST_ROUNDS + 1):
+            problem = model.problem(inner, copies)
+            start = greedy_start(model, problem, copies, shardings)
+            # The start may fit as it is, and is there even where the solver finds nothing.
+            self._offer(model, problem, start, number)
+            left = None if deadline is None else max(deadline - monotonic(), 1.0)
+            solution = solve(
+                problem,
+                time_limit_seconds=left,
+                gap_tolerance=self.gap_tolerance,
+                start=start,
+                work=work,
+                store=self.problem.tables.strategies.store,
+                does_not_fit=True,
+            )
+            late = deadline is not None and monotonic() > deadline
+            self.struck |= late or bool(solution.statistics.get("time_limit_struck"))
+            # A lowered limit forbids plans that fit: what it proves is not for the budget.
+            if inner == self.limit:
+                bound = max(bound, solution.bound if solution.choice else bound)
+                proven = solution.status == "infeasible"
+            if not solution.choice:
+                break
+            shardings = solution.choice
+            plan = self._offer(model, problem, solution.choice, number)
+            if plan.peak_bytes <= self.limit or late:
+                break
+            # First count the copies that were overlooked, which is exact; only what no copy
+            # explains lowers the limit, which may cut off plans that fit.
+            missing = copies_at_excess(self.problem, plan, self.limit).keys() - copies.keys()
+            copies |= dict.fromkeys(sorted(missing))
+            inner -= 0 if missing else plan.peak_bytes - self.limit
+            if inner <= 0:
+                break
+        if self.best is not None:
+            return replace(self.best, solution=self._judged(self.best.solution, solution, bound))
+        return self._least(model, proven, bound)
+
+    def _offer(
+        self, model: BudgetModel, problem: Problem, choice: tuple[int, ...], number: int
+    ) -> IntraOpPlan:
+        """The plan of a choice, which is kept if it fits and is cheaper than what was found
+        before."""
+        objective = evaluate(problem, choice).objective
+        solution = Solution(choice, objective, 0.0, 1.0, "feasible", self.relaxed.statistics)
+        plan = split_copies(model, solution, self.limit)
+        best = inf if self.best is None else self.best.solution.objective
+        if plan.peak_bytes <= self.limit and objective < best:
+            self.best = Fit(solution, plan, rounds=number)
+        return plan
+
+    def _least(self, model: BudgetModel, proven: bool, bound: float) -> Fit:
+        least = find_least_peak(
+            model, self.relaxed.choice, self.limit if proven else None, self.seconds
+        )
+        if least.peak_bytes <= self.limit:
+            return Fit(self._judged(least.solution, least.solution, bound), least.plan, least)
+        return Fit(Solution((), inf, inf, 0.0, "infeasible"), None, least)
+
+    def _judged(self, solution: Solution, last: Solution, bound: float) -> Solution:
+        """Choices of the plain problem, with the bound that holds for all plans within the
+        budget."""
+        bound = min(bound, solution.objective)
+        gap = relative_gap(solution.objective, bound)
+        choice = solution.choice[: len(self.problem.problem.costs)]
+        optimal = last.status == "optimal" and gap <= max(last.gap, OPTIMAL_GAP)
+        status: Status = "optimal" if optimal else "feasible"
+        struck = {"time_limit_struck": 1} if self.struck else {}
+        return Solution(
+            choice, solution.objective, bound, gap, status, dict(self.relaxed.statistics) | struck
+        )

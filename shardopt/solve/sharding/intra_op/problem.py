@@ -1,0 +1,477 @@
+"""The intra-operator problem of a graph on one mesh: which strategy each operation and each input
+tensor takes.
+
+The formulation is Alpa's (arXiv 2201.12023, section 4.2) over strategies from sharding rules: a
+node pays for its compute and its own collectives, an edge for resharding between what the producer
+makes and what the consumer wants. Inputs (weights, optimizer state, accumulators, boundary values)
+are nodes that choose among all even shardings.
+
+    tables = IntraOpTables(graph, mesh, cluster)   # once for each (graph, mesh)
+    problem = tables.problem(range(100, 300))      # any of its operations, from the same tables
+    plan = problem.decode(problem.solve())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import repeat
+
+import numpy as np
+
+from shardopt.graph.op_graph import MARKER, Op, OpGraph
+from shardopt.graph.residency import Residency
+from shardopt.hardware.cluster import Cluster
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage
+from shardopt.solve.assignment.search.restriction import solve_in_steps
+from shardopt.solve.sharding.intra_op.lifetimes import (
+    FreshCopies,
+    Lifetime,
+    Lifetimes,
+    Rematerialized,
+    find_copies,
+    fresh_copies,
+    live_bytes,
+    with_gaps,
+)
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan, find_communication
+from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder, execution_order
+from shardopt.solve.sharding.kernels.fusion import Fusion
+from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, kernel_accesses
+from shardopt.solve.sharding.kernels.merged_kernels import find_kernels
+from shardopt.solve.sharding.strategies.constraints import Constraints
+from shardopt.solve.sharding.strategies.factors import is_opaque
+from shardopt.solve.sharding.strategies.layouts import Column
+from shardopt.solve.sharding.strategies.linear import REDUCED, Linear
+from shardopt.solve.sharding.strategies.simpler import NodeColumns, simpler_masks
+from shardopt.solve.sharding.strategies.strategies import Strategy, is_cheap_to_clone
+from shardopt.solve.sharding.strategies.tables import OpStrategies, StrategyTables
+from shardopt.support.errors import UserError
+from shardopt.support.spans import timed
+
+Tied = Iterable[tuple[int, int]]
+
+UNCONSTRAINED = Constraints()
+
+
+class ImpossibleSharding(UserError):
+    """A sharding was asked for that no strategy gives; `op` makes the value, or it is an input."""
+
+    def __init__(self, message: str, op: int | None) -> None:
+        super().__init__(message)
+        self.op = op
+
+
+# Shardings named in the error about one that is impossible.
+_MAX_LISTED = 8
+
+
+def build_problem(
+    graph: OpGraph,
+    mesh: Mesh,
+    cluster: Cluster,
+    *,
+    fixed: Mapping[int, Sharding] | None = None,
+    allowed: Mapping[int, Sequence[int]] | None = None,
+    tied: Tied = (),
+    memory_limit_bytes: int | None = None,
+) -> IntraOpProblem:
+    """The problem of the whole graph; see `IntraOpTables.problem`."""
+    tables = IntraOpTables(graph, mesh, cluster)
+    return tables.problem(
+        fixed=fixed, allowed=allowed, tied=tied, memory_limit_bytes=memory_limit_bytes
+    )
+
+
+def find_cheap_to_clone(graph: OpGraph) -> frozenset[int]:
+    """Tensors that each reader gets in the sharding it wants: no edge ties it to the others. What
+    leaves the graph, goes through a barrier or may be captured by regions is excluded, as it has to
+    be one value."""
+    made = {
+        op.results[0]
+        for op in graph.ops
+        if is_cheap_to_clone(op, tuple(graph.tensors[t] for t in op.operands))
+    }
+    captured = (op.operands for op in graph.ops if is_opaque(op))
+    return frozenset(made.difference(graph.outputs, graph.fenced, *captured))
+
+
+class IntraOpTables:
+    """A graph with the strategies of all its operations on one mesh; problems of any part of it are
+    cut from here."""
+
+    @timed("sharding program: strategies")
+    def __init__(
+        self,
+        graph: OpGraph,
+        mesh: Mesh,
+        cluster: Cluster,
+        constraints: Constraints = UNCONSTRAINED,
+        linear: Sequence[Linear] = (),
+        strategies: StrategyTables | None = None,
+    ) -> None:
+        """`linear` says for each operation which values may be unreduced (`linear`): by default
+        none. `strategies` are those of this mesh, where another graph has made some."""
+        self.graph = graph
+        self.mesh = mesh
+        self.constraints = constraints
+        self.strategies = strategies or StrategyTables(mesh, cluster)
+        self.linear = linear
+        accesses = kernel_accesses(graph, self.fusion)
+        self.ops: tuple[OpStrategies, ...] = tuple(
+            map(self._strategies, graph.ops, linear or repeat(REDUCED), accesses)
+        )
+
+    def _strategies(self, op: Op, linear: Linear, accesses: Accesses) -> OpStrategies:
+        if op.name == MARKER and op.results[0] in self.constraints.allowed:
+            return self.strategies.marker(self.constraints.allowed[op.results[0]])
+        return self.strategies.of(op, self.graph.tensors, linear, accesses)
+
+    def _permitted(self) -> dict[int, list[int]]:
+        """The strategies without forbidden axes; the replicated one is among them."""
+        permits = self.constraints.permits
+        return {
+            index: [
+                number
+                for number, strategy in enumerate(self.ops[index].strategies)
+                if permits(index, strategy)
+            ]
+            for index in self.constraints.forbidden
+        }
+
+    @cached_property
+    def producers(self) -> tuple[int, ...]:
+        return self.graph.producers()
+
+    @cached_property
+    def execution(self) -> ExecutionOrder:
+        return execution_order(self.graph, self.cheap_to_clone, self.fusion)
+
+    @cached_property
+    def fusion(self) -> Fusion:
+        kernels = self.strategies.device.kernels
+        merged = kernels is not None and kernels.merged
+        return find_kernels(self.graph, self.cheap_to_clone, merged)
+
+    @cached_property
+    def cheap_to_clone(self) -> frozenset[int]:
+        """See `find_cheap_to_clone`."""
+        return find_cheap_to_clone(self.graph)
+
+    def column(self, tensor: int) -> Column:
+        """The shardings a tensor may have: those of its operation, or all when it is an input."""
+        producer = self.producers[tensor]
+        if producer < 0:
+            allowed = self.constraints.allowed.get(tensor)
+            shape = self.graph.tensors[tensor].shape
+            return (
+                self.strategies.choices(shape)
+                if allowed is None
+                else self.strategies.column(allowed)
+            )
+        return self.ops[producer].results[self.graph.ops[producer].results.index(tensor)]
+
+    @timed("sharding program: build")
+    def problem(
+        self,
+        ops: Iterable[int] | None = None,
+        *,
+        fixed: Mapping[int, Sharding] | None = None,
+        allowed: Mapping[int, Sequence[int]] | None = None,
+        tied: Tied = (),
+        memory_limit_bytes: int | None = None,
+        residency: Residency | None = None,
+    ) -> IntraOpProblem:
+        """The problem of the operations `ops` (all by default), which are taken in program order.
+
+        `fixed` gives tensors their sharding; `allowed` limits operations to some of their
+        strategies (number 0 runs in full on every device). `tied` pairs must end with equal
+        shardings; the second of a pair lives in the memory of the first (a donated argument and its
+        result, an accumulator before and after). Tensors and operations outside of the part are
+        ignored. `memory_limit_bytes` bounds the bytes that a device holds at any time, apart from
+        copies of operands; these and recomputed values are the business of `budget`. `residency`
+        says what lives longer than the order of operations tells.
+
+        Raises ImpossibleSharding for a fixed sharding that no strategy of the operation can make.
+        """
+        fixed, tied = fixed or {}, tuple((a, b) for a, b in tied if a != b)
+        # What is demanded of a value, or ties it to another, must hold for all of its readers.
+        pinned = {*fixed, *self.constraints.allowed, *(tensor for pair in tied for tensor in pair)}
+        ops = tuple(range(len(self.graph.ops))) if ops is None else tuple(sorted(ops))
+        builder = _Builder(self, ops, self.cheap_to_clone - pinned)
+        # The whole graph holds inputs that nobody reads as well, a part only what it reads.
+        builder.add_nodes(self.graph.inputs if len(ops) == len(self.graph.ops) else ())
+        builder.add_edges()
+        builder.tie(tied)
+        builder.limit(self.constraints.allowed)
+        builder.limit({tensor: (sharding,) for tensor, sharding in fixed.items()})
+        builder.allow(self._permitted())
+        builder.allow(allowed or {})
+        return builder.finish(memory_limit_bytes, residency or Residency())
+
+
+@dataclass(frozen=True, eq=False)
+class IntraOpProblem:
+    """The arrays for the solver, and what they mean: node n < len(ops) is an operation, the others
+    are `inputs`.
+
+    The times of memory are positions in `order`, in which the operations run.
+    """
+
+    tables: IntraOpTables
+    ops: tuple[int, ...]
+    inputs: tuple[int, ...]
+    columns: Mapping[int, Column]
+    cheap_to_clone: frozenset[int]
+    lifetimes: tuple[Lifetime, ...]
+    problem: Problem
+    node_of: Mapping[int, int]
+    order: tuple[int, ...]
+    aliases: Mapping[int, int]
+
+    def with_residency(self, residency: Residency) -> IntraOpProblem:
+        """The same problem for other facts about memory; only for one without a memory limit, which
+        has usages."""
+        assert self.problem.usages is None
+        tables = self.tables
+        lives = Lifetimes(
+            tables.graph, tables.execution, self.order, self.inputs, self.aliases, residency
+        )
+        return replace(self, lifetimes=lives.all())
+
+    @timed("sharding program: solve")
+    def solve(
+        self,
+        time_limit_seconds: float | None = None,
+        gap_tolerance: float = 0.0,
+        start: Sequence[int] | None = None,
+    ) -> Solution:
+        """Least cost within memory; a large problem is first solved for some of its strategies
+        (`simpler`), and layers that repeat are solved once.
+
+        However soon the time limit strikes, the plan is no worse than `start` (the assignment of a
+        preset, say), by default everything in full on every device, if that is allowed."""
+        if start is None:
+            start = (
+                (0,) * self.problem.num_nodes
+            )  # the first strategy and the first sharding of each are whole
+        masks = simpler_masks(self.tables.mesh, self._shardings_of_nodes)
+        return solve_in_steps(
+            self.problem,
+            masks,
+            time_limit_seconds=time_limit_seconds,
+            gap_tolerance=gap_tolerance,
+            start=start,
+            store=self.tables.strategies.store,
+        )
+
+    @property
+    def _shardings_of_nodes(self) -> list[NodeColumns]:
+        """The columns of what each node decides about."""
+        ops = (self.tables.ops[index] for index in self.ops)
+        return [
+            *((*op.operands, *op.results) for op in ops),
+            *((self.columns[tensor],) for tensor in self.inputs),
+        ]
+
+    def decode(
+        self,
+        solution: Solution,
+        rematerialized: tuple[Rematerialized, ...] = (),
+        fresh: FreshCopies = frozenset(),
+    ) -> IntraOpPlan:
+        """The plan of a solution, with values recomputed and copies made anew. Raises UserError
+        when there is none.
+
+        Choices of nodes behind those of this problem are ignored.
+        """
+        if not solution.choice:
+            raise UserError(
+                f"no sharding found on mesh {self.tables.mesh}: {solution.statistics.get('reason')}"
+            )
+        strategies = {
+            op: self.tables.ops[op].strategies[choice]
+            for op, choice in zip(self.ops, solution.choice, strict=False)
+        }
+        shardings = {
+            tensor: self.columns[tensor].shardings[choice]
+            for tensor, choice in zip(self.inputs, solution.choice[len(self.ops) :], strict=False)
+        }
+        for op, strategy in strategies.items():
+            shardings.update(zip(self.tables.graph.ops[op].results, strategy.results, strict=True))
+        shardings.update(self._of_first_readers(strategies))
+        graph, mesh, cluster = self.tables.graph, self.tables.mesh, self.tables.strategies.cluster
+        fresh = fresh | fresh_copies(graph, strategies, rematerialized)
+        return IntraOpPlan(
+            graph,
+            mesh,
+            shardings,
+            strategies,
+            self.cheap_to_clone,
+            find_communication(
+                graph,
+                mesh,
+                cluster,
+                strategies,
+                shardings,
+                self.cheap_to_clone,
+                self.tables.fusion.fused,
+                fresh,
+            ),
+            self.order,
+            self._live_bytes(strategies, shardings, rematerialized, fresh),
+            rematerialized,
+            fresh,
+        )
+
+    def _live_bytes(
+        self,
+        strategies: Mapping[int, Strategy],
+        shardings: Mapping[int, Sharding],
+        rematerialized: tuple[Rematerialized, ...],
+        fresh: FreshCopies,
+    ) -> np.ndarray:
+        graph, mesh = self.tables.graph, self.tables.mesh
+        lives, needed = with_gaps(graph, mesh, self.lifetimes, shardings, rematerialized)
+        copies = find_copies(
+            graph, mesh, strategies, shardings, self.cheap_to_clone, fresh, enumerate(self.order)
+        )
+        return live_bytes(graph, mesh, lives, shardings, (*copies, *needed), len(self.order))
+
+    def _of_first_readers(self, strategies: Mapping[int, Strategy]) -> dict[int, Sharding]:
+        """A value that is cheap to clone gets the sharding of its first reader, so that most need
+        no second copy."""
+        shardings: dict[int, Sharding] = {}
+        for op, strategy in strategies.items():
+            for tensor, sharding in zip(
+                self.tables.graph.ops[op].operands, strategy.operands, strict=True
+            ):
+                if tensor in self.cheap_to_clone:
+                    shardings.setdefault(tensor, sharding.reduced())
+        return shardings
+
+
+@dataclass(eq=False)
+class _Builder:
+    tables: IntraOpTables
+    ops: tuple[int, ...]
+    cheap_to_clone: frozenset[int]
+    inputs: list[int] = field(default_factory=list)
+    aliases: dict[int, int] = field(default_factory=dict)
+    costs: list[np.ndarray] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+    node_of: dict[int, int] = field(default_factory=dict)
+    columns: dict[int, Column] = field(default_factory=dict)
+
+    def add_nodes(self, inputs: Iterable[int]) -> None:
+        """One node an operation, then one for each of `inputs` and of the other tensors that are
+        read."""
+        graph = self.tables.graph
+        for node, index in enumerate(self.ops):
+            self.costs.append(self.tables.ops[index].seconds)
+            for tensor, column in zip(
+                graph.ops[index].results, self.tables.ops[index].results, strict=True
+            ):
+                self.node_of[tensor], self.columns[tensor] = node, column
+        read = (tensor for index in self.ops for tensor in graph.ops[index].operands)
+        for tensor in dict.fromkeys((*inputs, *read)):
+            if tensor not in self.node_of:
+                column = self.tables.column(tensor)
+                self.node_of[tensor], self.columns[tensor] = len(self.costs), column
+                self.inputs.append(tensor)
+                self.costs.append(
+                    self.tables.strategies.input_seconds(graph.tensors[tensor], column)
+                )
+
+    def add_edges(self) -> None:
+        graph = self.tables.graph
+        for node, index in enumerate(self.ops):
+            op, strategies = graph.ops[index], self.tables.ops[index]
+            # An operand used twice in the same way (x * x) is resharded once.
+            for tensor, column in dict.fromkeys(zip(op.operands, strategies.operands, strict=True)):
+                if tensor in self.cheap_to_clone:
+                    continue
+                trips = graph.trips_of(index, tensor, self.tables.producers[tensor])
+                # What comes from outside of a loop is resharded once, before the loop.
+                repeat = op.repeat // (op.trips or 1) * trips
+                fused = tensor in self.tables.fusion.fused
+                source = self.columns[tensor]
+                cost = self.tables.strategies.resharding(
+                    graph.tensors[tensor], source, column, repeat, fused
+                )
+                if cost is not None:
+                    self.edges.append(Edge(self.node_of[tensor], node, cost))
+
+    def tie(self, tied: Iterable[tuple[int, int]]) -> None:
+        for first, second in tied:
+            if first in self.node_of and second in self.node_of:
+                self.aliases.setdefault(second, first)
+                cost = self.tables.strategies.equality(self.columns[first], self.columns[second])
+                if cost.any():
+                    self.edges.append(Edge(self.node_of[first], self.node_of[second], cost))
+
+    def limit(self, allowed: Mapping[int, tuple[Sharding, ...]]) -> None:
+        """Leave tensors some of their shardings."""
+        for tensor, shardings in allowed.items():
+            if tensor in self.node_of:
+                node, column = self.node_of[tensor], self.columns[tensor]
+                chosen = np.array([sharding in shardings for sharding in column.distinct])[
+                    column.index
+                ]
+                # Forbidden and not removed, so that strategies keep their numbers.
+                self.costs[node] = np.where(chosen, self.costs[node], np.inf)
+                if not np.isfinite(self.costs[node]).any():
+                    raise self._cannot_have(tensor, shardings)
+
+    def _cannot_have(self, tensor: int, shardings: Sequence[Sharding]) -> ImpossibleSharding:
+        possible = ", ".join(map(str, self.columns[tensor].distinct[:_MAX_LISTED]))
+        demanded = " or ".join(map(str, shardings[:_MAX_LISTED]))
+        shape, node = self.tables.graph.tensors[tensor].shape, self.node_of[tensor]
+        what = f"an input of shape {shape}"
+        index = self.ops[node] if node < len(self.ops) else None
+        if index is not None:
+            what = f"the result of '{self.tables.graph.ops[index].name}' of shape {shape}"
+        return ImpossibleSharding(
+            f"sharding {demanded} was asked for {what}, expected one of {possible}", index
+        )
+
+    def allow(self, allowed: Mapping[int, Sequence[int]]) -> None:
+        """Leave operations some of their strategies."""
+        for node, index in enumerate(self.ops):
+            if index in allowed:
+                keep = np.isin(np.arange(len(self.costs[node])), allowed[index])
+                self.costs[node] = np.where(keep, self.costs[node], np.inf)
+
+    def finish(self, limit: int | None, residency: Residency) -> IntraOpProblem:
+        execution = self.tables.execution
+        inside = set(self.ops)
+        order = tuple(op for op in execution.order if op in inside)
+        lives = Lifetimes(
+            self.tables.graph, execution, order, self.inputs, self.aliases, residency
+        ).all()
+        usages = None if limit is None else self._usages(lives)
+        problem = Problem(tuple(self.costs), tuple(self.edges), usages, limit, len(self.ops))
+        return IntraOpProblem(
+            self.tables,
+            self.ops,
+            tuple(self.inputs),
+            self.columns,
+            self.cheap_to_clone,
+            lives,
+            problem,
+            self.node_of,
+            order,
+            self.aliases,
+        )
+
+    def _usages(self, lives: Sequence[Lifetime]) -> tuple[tuple[Usage, ...], ...]:
+        usages: list[list[Usage]] = [[] for _ in self.costs]
+        for live in lives:
+            tensor = self.tables.graph.tensors[live.tensor]
+            size = self.tables.strategies.local_bytes(tensor, self.columns[live.tensor])
+            usages[self.node_of[live.tensor]].append(
+                Usage(live.start, live.stop, live.count * size)
+            )
+        return tuple(map(tuple, usages))

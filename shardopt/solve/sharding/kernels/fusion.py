@@ -1,0 +1,166 @@
+"""Which values a compiler never writes to memory, because it fuses what makes them into what reads
+them.
+
+XLA fuses cheap operations into their readers (xla/service/instruction_fusion.cc), into several of
+them too, as long as that does not move more bytes than writing the value once
+(xla/backends/gpu/transforms/priority_fusion.cc). The rules here follow both closely enough to
+predict what is held in memory, and how many bytes are read and written; see
+benchmarks/cost/memory_accounting.py and benchmarks/cost/op_costs.py for how closely."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from shardopt.graph.op_bytes import touched
+from shardopt.graph.op_graph import Op, OpGraph
+
+# Not computed twice: fused only where there is one reader.
+_EXPENSIVE = frozenset(
+    {
+        *(
+            "atan2",
+            "cbrt",
+            "cosine",
+            "divide",
+            "exponential",
+            "exponential_minus_one",
+            "log",
+            "log_plus_one",
+        ),
+        *("logistic", "power", "remainder", "rsqrt", "sine", "sqrt", "tan", "tanh"),
+    }
+)
+# What a loop over the elements of a result can compute on the way, and what is cheap enough to be
+# computed twice.
+CHEAP = _EXPENSIVE | {
+    *(
+        "abs",
+        "add",
+        "and",
+        "broadcast_in_dim",
+        "ceil",
+        "clamp",
+        "compare",
+        "concatenate",
+        "convert",
+        "dynamic_slice",
+    ),
+    *(
+        "floor",
+        "iota",
+        "is_finite",
+        "maximum",
+        "minimum",
+        "multiply",
+        "negate",
+        "not",
+        "or",
+        "pad",
+        "reshape",
+    ),
+    *(
+        "reverse",
+        "round_nearest_afz",
+        "round_nearest_even",
+        "select",
+        "shift_left",
+        "shift_right_arithmetic",
+    ),
+    *("shift_right_logical", "sign", "slice", "subtract", "transpose", "xor"),
+}
+_READS_ON_THE_WAY = CHEAP | {"reduce"}
+# The compiler folds these into a matrix product.
+_FOLDED = frozenset({"reshape", "transpose"})
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """`fused` are the values that never lie in memory. `readers[t]` are the operations, in program
+    order, that touch the memory of tensor t: a reader whose result is fused does so where that
+    result is used.
+
+    `kernel[i]` is the operation that ends the kernel of operation i, of several if kernels are
+    merged (`shardopt.solve.sharding.kernels.merged_kernels`), and itself else; empty stands for the
+    latter."""
+
+    fused: frozenset[int]
+    readers: tuple[tuple[int, ...], ...]
+    kernel: tuple[int, ...] = ()
+
+    def awaited(self, graph: OpGraph) -> dict[int, list[int]]:
+        """For each kernel the values for which its operations wait at a barrier."""
+        found: dict[int, dict[int, None]] = {}
+        for index, op in enumerate(graph.ops):
+            is_fused = op.waits and op.results and op.results[0] in self.fused
+            own = (self.kernel[index] if self.kernel else index,)
+            for kernel in self.readers[op.results[0]] if is_fused else own:
+                found.setdefault(kernel, {}).update(dict.fromkeys(op.waits))
+        return {kernel: list(tensors) for kernel, tensors in found.items() if tensors}
+
+
+def fuse(graph: OpGraph, cheap_to_clone: Set[int]) -> Fusion:
+    """`cheap_to_clone` are values that each reader makes for itself."""
+    fusible = _fusible(graph, cheap_to_clone)
+    reads = _bytes_read(graph, fusible)
+    fused: set[int] = set()
+    readers: list[set[int]] = [set() for _ in graph.tensors]
+    # From the end: who touches a value's memory depends on which of its readers are fused.
+    for index in range(len(graph.ops) - 1, -1, -1):
+        op = graph.ops[index]
+        using = {index}
+        if op.results and (result := op.results[0]) in fusible:
+            # Fused, every reader reads the operands anew; else one does, and writes a value that
+            # all read.
+            size, count = graph.tensors[result].size_bytes, len(readers[result])
+            if (
+                result in cheap_to_clone
+                or count * reads[index] <= reads[index] + size + count * size
+            ):
+                fused.add(result)
+                using = readers[result]
+        for operand in op.operands:
+            readers[operand] |= using
+    return Fusion(frozenset(fused), tuple(tuple(sorted(using)) for using in readers))
+
+
+def _fusible(graph: OpGraph, cheap_to_clone: Set[int]) -> set[int]:
+    """Values that every reader can compute on its way. Nothing is fused through a barrier."""
+    kept = {*graph.outputs, *graph.fenced}
+    consumers = graph.consumers()
+    fusible = set(cheap_to_clone)
+    for op in graph.ops:
+        if op.name not in CHEAP or len(op.results) != 1 or op.results[0] in kept:
+            continue
+        using = [graph.ops[reader] for reader in consumers[op.results[0]]]
+        if (
+            using
+            and (op.name not in _EXPENSIVE or len(using) == 1)
+            and all(_takes_in(op, reader) for reader in using)
+        ):
+            fusible.add(op.results[0])
+    return fusible
+
+
+def _takes_in(op: Op, reader: Op) -> bool:
+    if reader.scope != op.scope or reader.repeat != op.repeat:
+        return False
+    return reader.name in _READS_ON_THE_WAY or (op.name in _FOLDED and reader.name == "dot_general")
+
+
+def _bytes_read(graph: OpGraph, fusible: Set[int]) -> list[float]:
+    """For each operation what it reads of memory when all that can be fused is."""
+    producers = graph.producers()
+    bytes_read: list[float] = []
+    for op in graph.ops:
+        tensors = (*op.operands, *op.results)
+        total = 0.0
+        for operand, (like, share) in zip(
+            op.operands, touched(op.name, len(op.operands), len(op.results)), strict=False
+        ):
+            maker = producers[operand] if operand in fusible else -1
+            total += (
+                bytes_read[maker] if maker >= 0 else graph.tensors[tensors[like]].size_bytes * share
+            )
+        bytes_read.append(total)
+    return bytes_read

@@ -1,0 +1,59 @@
+"""How often each operation of a graph touches each of its tensors in memory, when a compiler fuses
+it into kernels.
+
+    %1 = exponential %0        one kernel: reads %0 and %2 once, writes %3. The exponential pays for
+    %3 = multiply %1, %2       %0, the product for %2 and %3, and nobody for %1.
+
+A kernel reads a tensor once, however many of its operations do; the first of them pays. A cheap
+operation that several kernels repeat pays once for each. Fusion is that of
+`shardopt.solve.sharding.kernels.merged_kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardopt.graph.op_bytes import touched
+from shardopt.graph.op_graph import OpGraph
+from shardopt.solve.sharding.kernels.fusion import Fusion
+
+# For each tensor of an operation, operands first: in how many kernels the operation touches its
+# memory.
+Accesses = tuple[int, ...]
+
+
+def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
+    """For each operation."""
+    fused, number = fusion.fused, fusion.kernel or range(len(graph.ops))
+    producers = graph.producers()
+    seen: list[set[int]] = [set() for _ in graph.tensors]
+    accesses: list[Accesses] = []
+    for index, op in enumerate(graph.ops):
+        kernels = {index}
+        if op.results and op.results[0] in fused:
+            kernels = set(fusion.readers[op.results[0]])
+        kernels = {number[kernel] for kernel in kernels}
+        reads = []
+        for operand in op.operands:
+            producing = {number[producers[operand]]} if producers[operand] >= 0 else set()
+            fresh = set() if operand in fused else kernels - producing - seen[operand]
+            seen[operand] |= fresh
+            reads.append(len(fresh))
+        accesses.append((*reads, *(int(result not in fused) for result in op.results)))
+    return tuple(accesses)
+
+
+def accessed_bytes(
+    name: str, num_operands: int, sizes: Sequence[float], accesses: Accesses
+) -> float:
+    """Bytes that an operation reads and writes, given those of its tensors (operands first) and how
+    often it touches each."""
+    rows = touched(name, num_operands, len(sizes) - num_operands)
+    return sum(sizes[k] * share * count for (k, share), count in zip(rows, accesses, strict=True))
+
+
+def kernels_of(name: str, num_operands: int, num_results: int, accesses: Accesses | None) -> int:
+    """How many kernels end with an operation: one where it writes a result to memory, none where it
+    is fused into what reads it, or moves nothing at all. Without `accesses` it runs alone."""
+    written = [share for _, share in touched(name, num_operands, num_results)[num_operands:]]
+    counts = (1,) * num_results if accesses is None else accesses[num_operands:]
+    return int(any(share and count for share, count in zip(written, counts, strict=True)))

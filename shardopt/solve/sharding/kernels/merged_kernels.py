@@ -1,0 +1,127 @@
+"""Kernels that a GPU compiler merges because they go over the same elements.
+
+    %max = reduce %s over rows
+    %e = exponential(%s - broadcast %max)
+    %sum = reduce %e over rows
+    %p = %e / broadcast %sum
+
+is one kernel: it reads %s once, keeps its rows on the chip, and writes only what others read.
+Softmax and normalisations are chains of this kind; an update of an optimizer writes its moments and
+the weights, and a step of a random generator all of its words.
+
+XLA fuses such chains into one kernel of several results, or into one that holds rows
+(xla/service/gpu/transforms/softmax_rewriter_triton.cc, multi_output_fusion.cc). What only
+operations of one kernel read is never written to memory. Kernels are told apart by the operation
+that ends them, as in `shardopt.solve.sharding.kernels.kernel_bytes`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Set
+from dataclasses import dataclass, field
+from math import prod
+
+from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.solve.sharding.kernels.fusion import CHEAP, Fusion, fuse
+
+
+@dataclass
+class _Kernel:
+    """Operations that end kernels which became one, and what these read that none of them
+    writes."""
+
+    members: set[int]
+    inputs: set[int] = field(default_factory=set)
+
+
+def find_kernels(graph: OpGraph, cheap_to_clone: Set[int], merged: bool) -> Fusion:
+    """What a compiler fuses, with kernels over the same elements made one if they are `merged`."""
+    fusion = fuse(graph, cheap_to_clone)
+    return _merge(graph, fusion) if merged else fusion
+
+
+def _merge(graph: OpGraph, fusion: Fusion) -> Fusion:
+    """Values that only their own kernel reads are fused too, and what a kernel reads of others is
+    read where it ends."""
+    kernel, outputs = merged_kernels(graph, fusion), set(graph.outputs)
+    readers = [{kernel[op] for op in using} for using in fusion.readers]
+    inside = set[int]()
+    for index, op in enumerate(graph.ops):
+        for result in op.results:
+            if result in fusion.fused or kernel[index] not in readers[result]:
+                continue
+            if len(readers[result]) == 1 and result not in outputs:
+                inside.add(result)
+            else:
+                readers[result].discard(kernel[index])
+    return Fusion(fusion.fused | inside, tuple(tuple(sorted(using)) for using in readers), kernel)
+
+
+def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
+    """For each operation the number of the kernel that it would end, equal for those of one kernel.
+
+    A kernel takes in one that reads its results if both go over as many elements, in one fragment
+    and as often, and if all else that the reader reads was there before the first of them began:
+    then no kernel waits for itself. None reaches over a barrier."""
+    producers = graph.producers()
+    reads: list[set[int]] = [set() for _ in graph.ops]
+    for tensor, readers in enumerate(fusion.readers):
+        if tensor not in fusion.fused:
+            for reader in readers:
+                reads[reader].add(tensor)
+    for index, tensors in fusion.awaited(graph).items():
+        reads[index].update(tensors)
+    kernels = {index: _Kernel({index}, reads[index]) for index in range(len(graph.ops))}
+    number = list(range(len(graph.ops)))
+    for index, op in enumerate(graph.ops):
+        size = _elements(graph, op)
+        if not size:
+            continue
+        makers = defaultdict(set)
+        for tensor in reads[index]:
+            maker = producers[tensor]
+            if (
+                maker >= 0
+                and tensor not in graph.fenced
+                and _elements(graph, graph.ops[maker]) == size
+                and _runs_like(graph.ops[maker], op)
+            ):
+                makers[number[maker]].add(tensor)
+        # All of them if that works, else the first one that fits alone.
+        for chosen in (tuple(makers), *((each,) for each in sorted(makers))):
+            whole = _union([kernels[index], *(kernels[each] for each in chosen)], producers)
+            if chosen and whole is not None:
+                kernels[index] = whole
+                for member in whole.members:
+                    number[member] = index
+                break
+    return tuple(number)
+
+
+def _union(kernels: list[_Kernel], producers: tuple[int, ...]) -> _Kernel | None:
+    """None where a part of the whole would have to wait for another."""
+    members = set().union(*(each.members for each in kernels))
+    inputs = {t for each in kernels for t in each.inputs if producers[t] not in members}
+    first = min(members)
+    return _Kernel(members, inputs) if all(producers[tensor] < first for tensor in inputs) else None
+
+
+def _elements(graph: OpGraph, op: Op) -> int:
+    """How many elements a kernel that ends with the operation goes over; 0 for one that is no loop
+    over elements."""
+    if op.name == "reduce":
+        operand = graph.tensors[op.operands[0]].shape
+        inner = op.rule is not None and _reduces_rows(op)
+        return prod(operand) if inner else 0
+    return prod(graph.tensors[op.results[0]].shape) if op.name in CHEAP and op.results else 0
+
+
+def _reduces_rows(op: Op) -> bool:
+    """Whether the innermost dimensions are reduced, so that whole rows are near each other."""
+    assert op.rule is not None, "the caller looks"
+    reduced = [bool(set(dim) & op.rule.reduction) for dim in op.rule.operands[0]]
+    return bool(reduced) and reduced[-1] and sorted(reduced) == reduced
+
+
+def _runs_like(first: Op, second: Op) -> bool:
+    return (first.scope, first.repeat) == (second.scope, second.repeat)

@@ -1,0 +1,231 @@
+"""Strategies of one operation: mesh axes assigned to the factors of its Shardy rule, and what each
+choice costs.
+
+A strategy puts every live mesh axis on at most one factor. Operand and result shardings follow from
+the factors of their dimensions. An axis on a contracted factor leaves every device with an
+unreduced result. It is made whole at once, by an all-reduce, or by a reduce-scatter that also
+shards a result dimension along the axis (XLA's CPU backend emits that as all-reduce and slice; GPU
+and TPU backends fuse the two); or it stays unreduced, where `linear` found that its readers are
+linear in it. Such a reader may put an axis on unreduced operands instead of a factor: it works on
+the terms, and its result is unreduced along the axis or made whole in the same ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from shardopt.cost.collectives import ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Step
+from shardopt.graph.op_graph import MARKER, Op, Tensor
+from shardopt.graph.windows import exchanges, reach
+from shardopt.hardware.cluster import Cluster, Device
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.shardings import all_shardings as all_shardings
+from shardopt.mesh.shardings import live_axes as live_axes
+from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, accessed_bytes, kernels_of
+from shardopt.solve.sharding.strategies.costs import CommunicationCosts, compute_seconds
+from shardopt.solve.sharding.strategies.factors import Axes, shardable_factors
+from shardopt.solve.sharding.strategies.layouts import Layout, Layouts, SplitLayout, tiles
+from shardopt.solve.sharding.strategies.linear import REDUCED, Linear
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to partition an operation, with its seconds for one execution on one device.
+
+    `reduced` are the axes along which the operation leaves terms of its result; `collectives` take
+    the sum, if it is not left unreduced. `unscattered` are the result shardings that tell the
+    partitioner the strategy: what the operation itself makes when it works on unreduced operands,
+    otherwise what all-reduces instead of reduce-scatters give."""
+
+    operands: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
+    unscattered: tuple[Sharding, ...]
+    reduced: Axes
+    collectives: tuple[Step, ...]
+    compute_seconds: float
+    communication_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_seconds + self.communication_seconds
+
+    def __str__(self) -> str:
+        kinds = "".join(f" {step.kind}({', '.join(step.axes)})" for step in self.collectives)
+        return f"{', '.join(map(str, self.operands))} -> {', '.join(map(str, self.results))}{kinds}"
+
+
+def marker_strategy(sharding: Sharding) -> Strategy:
+    """An operation that hands its operand on in one given sharding: what is before it is resharded,
+    for a price of its own."""
+    return Strategy((sharding,), (sharding,), (sharding,), (), (), 0.0, 0.0)
+
+
+def op_strategies(
+    op: Op,
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    mesh: Mesh,
+    cluster: Cluster,
+    linear: Linear = REDUCED,
+    accesses: Accesses | None = None,
+) -> tuple[Strategy, ...]:
+    """All strategies of `op` in a fixed order, the replicated one first. An opaque op has that one
+    only. `linear` says which operands and results may be unreduced, `accesses` in how many kernels
+    the op touches each of its tensors: in one of its own, by default."""
+    layout = Layouts().of(op, operands, results, mesh, linear)
+    return priced(layout, op, operands, results, CommunicationCosts(cluster, mesh), accesses)
+
+
+def priced(
+    layout: Layout,
+    op: Op,
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    links: CommunicationCosts,
+    accesses: Accesses | None,
+) -> tuple[Strategy, ...]:
+    """The strategies of a layout of `op`, on the mesh of `links`."""
+    device = links.cluster.group_of(links.mesh).device
+    costs = _StrategyCosts(op, tuple(operands), tuple(results), links.mesh, device, accesses)
+    return tuple(strategy for split in layout.splits for strategy in costs.strategies(split, links))
+
+
+class LeastCompute:
+    """No strategy of `op` computes one execution faster than `seconds`: every axis that can split
+    anything does, and all that it reads and writes stays inside of kernels."""
+
+    def __init__(
+        self, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], cluster: Cluster
+    ) -> None:
+        moving = {window.factor for window in op.windows}
+        # What may be split: 0 for a factor along which data moves, which any axis can split.
+        self._extents = {
+            0 if factor in moving else op.rule.sizes[factor]
+            for factor in shardable_factors(op)
+            if op.rule is not None
+        }
+        self._op, self._operands, self._results, self._cluster = (
+            op,
+            tuple(operands),
+            tuple(results),
+            cluster,
+        )
+        self._known: dict[tuple[int, int], float] = {}
+
+    def seconds(self, mesh: Mesh) -> float:
+        sizes = [size for _, size in mesh.axes if size > 1]
+        shards = prod(
+            [size for size in sizes if any(extent % size == 0 for extent in self._extents)]
+        )
+        key = (self._cluster.group_index(mesh.devices[0]), shards)
+        if key not in self._known:
+            tensors, device = (*self._operands, *self._results), self._cluster.group_of(mesh).device
+            accesses = (0,) * len(tensors)
+            costs = _StrategyCosts(self._op, self._operands, self._results, mesh, device, accesses)
+            self._known[key] = costs.share_seconds(
+                shards, [tensor.size_bytes / shards for tensor in tensors]
+            )
+        return self._known[key]
+
+
+def is_cheap_to_clone(op: Op, operands: Sequence[Tensor]) -> bool:
+    """Whether every reader can have the result in the sharding it wants for nothing: constants,
+    iotas and broadcast scalars are made where they are used."""
+    if op.name == "broadcast_in_dim":
+        return not operands[0].shape
+    return op.name in ("constant", "iota")
+
+
+@dataclass(frozen=True, eq=False)
+class _StrategyCosts:
+    op: Op
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    mesh: Mesh
+    device: Device
+    accesses: Accesses | None
+
+    def strategies(self, layout: SplitLayout, links: CommunicationCosts) -> Iterator[Strategy]:
+        borders, seconds = self._borders(layout), self._compute_seconds(layout)
+        for final in layout.forms:
+            collectives: tuple[Step, ...] = ()
+            if layout.reduced and not final[0].unreduced:
+                # A reduction of several operands at once (no single reducer) is never split: there
+                # is one result here.
+                local_bytes = self._local_bytes(self.results[0], layout.made[0])
+                kind = ALL_REDUCE if final == layout.made else REDUCE_SCATTER
+                collectives = (Step(kind, layout.reduced, local_bytes),)
+            unscattered = layout.made if collectives else final
+            if layout.has_terms:
+                unscattered = (Sharding(layout.made[0].dims, layout.reduced),)
+            steps = (*borders, *collectives)
+            yield Strategy(
+                layout.operands,
+                final,
+                unscattered,
+                layout.reduced,
+                steps,
+                seconds,
+                links.seconds(steps),
+            )
+
+    def _borders(self, layout: SplitLayout) -> tuple[Step, ...]:
+        """Permutes that bring the elements of neighbours which windows reach."""
+        held = self._local_bytes(self.operands[0], layout.operands[0]) if self.op.windows else 0.0
+        steps: list[Step] = []
+        for window in self.op.windows:
+            over = layout.split.get(window.factor, ())
+            if over:
+                count = tiles(self.mesh, over)
+                line = held * count / window.source
+                steps += [
+                    Step(PERMUTE, over, line * elements) for elements in exchanges(window, count)
+                ]
+                held = line * reach(window, count)
+        return tuple(steps)
+
+    def _compute_seconds(self, layout: SplitLayout) -> float:
+        shards = prod(tiles(self.mesh, axes) for axes in layout.split.values())
+        tensors, shardings = (*self.operands, *self.results), (*layout.operands, *layout.made)
+        return self.share_seconds(
+            shards, [self._local_bytes(*pair) for pair in zip(tensors, shardings, strict=True)]
+        )
+
+    def share_seconds(self, shards: int, sizes: Sequence[float]) -> float:
+        """Seconds of one of `shards` devices, which holds so many bytes of the operands and
+        results."""
+        if self.op.name == MARKER:
+            return 0.0
+        work = self._work / shards
+        count = len(self.operands)
+        alone = accessed_bytes(self.op.name, count, sizes, (1,) * len(sizes))
+        moved = (
+            alone
+            if self.accesses is None
+            else accessed_bytes(self.op.name, count, sizes, self.accesses)
+        )
+        dtype = self.results[0].dtype if self.results else "f32"
+        kernels = kernels_of(self.op.name, count, len(self.results), self.accesses)
+        return compute_seconds(
+            self.device, self.op.name, work, alone, moved, dtype, self._is_batched, kernels
+        )
+
+    @cached_property
+    def _work(self) -> float:
+        """What is fused moves nothing, but still does something for each element of its result."""
+        return max(self.op.weighted_flops, sum(prod(tensor.shape) for tensor in self.results))
+
+    @cached_property
+    def _is_batched(self) -> bool:
+        """Whether a factor with more than one element is in all operands and results of a
+        product."""
+        rule = self.op.rule
+        if rule is None or len(rule.operands) != 2:
+            return False
+        sides = [{f for dim in mapping for f in dim} for mapping in (*rule.operands, *rule.results)]
+        return any(rule.sizes[factor] > 1 for factor in set.intersection(*sides))
+
+    def _local_bytes(self, tensor: Tensor, sharding: Sharding) -> float:
+        return tensor.size_bytes / tiles(self.mesh, sharding.axes)

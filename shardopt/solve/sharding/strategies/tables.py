@@ -1,0 +1,217 @@
+"""Strategies and resharding tables as arrays, each distinct one computed once.
+
+Rules and shapes repeat throughout a module: thousands of operations have a few hundred distinct
+strategy sets, and their edges a few hundred distinct tables. `StrategyTables` gives out shared
+objects, so equal operations have the very same arrays, which the solver uses as cache keys in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import TypeVar
+
+import numpy as np
+
+from shardopt.cost.compute import memory_seconds
+from shardopt.cost.resharding_costs import ReshardingCosts
+from shardopt.graph.op_graph import Op, Tensor
+from shardopt.hardware.cluster import Cluster
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.solve.assignment.table_store import TableStore
+from shardopt.solve.sharding.kernels.kernel_bytes import Accesses
+from shardopt.solve.sharding.strategies.costs import (
+    CommunicationCosts,
+    resharding_table,
+    written_seconds,
+)
+from shardopt.solve.sharding.strategies.layouts import Column, Layouts
+from shardopt.solve.sharding.strategies.linear import REDUCED, Linear
+from shardopt.solve.sharding.strategies.strategies import (
+    Strategy,
+    all_shardings,
+    marker_strategy,
+    priced,
+)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, eq=False)
+class OpStrategies:
+    """All strategies of an operation: seconds of all its executions `[k]`, and the columns of its
+    tensors."""
+
+    strategies: tuple[Strategy, ...]
+    seconds: np.ndarray
+    operands: tuple[Column, ...]
+    results: tuple[Column, ...]
+
+
+class StrategyTables:
+    """The tables of one placed mesh on one cluster. Arrays given out are shared: never write to
+    them."""
+
+    def __init__(self, mesh: Mesh, cluster: Cluster, layouts: Layouts | None = None) -> None:
+        """`layouts` may be shared by tables of several meshes."""
+        self.mesh = mesh
+        self.cluster = cluster
+        self.device = cluster.group_of(mesh).device
+        self._resharding_costs = ReshardingCosts(cluster, mesh)
+        self._layouts = Layouts() if layouts is None else layouts
+        self._links = CommunicationCosts(cluster, mesh)
+        self._memo: dict[Hashable, object] = {}
+        self.store = (
+            TableStore()
+        )  # what presolve learns of these tables, which many problems of one mesh share
+
+    def of(
+        self,
+        op: Op,
+        tensors: Sequence[Tensor],
+        linear: Linear = REDUCED,
+        accesses: Accesses | None = None,
+    ) -> OpStrategies:
+        """The strategies of `op`, the replicated one first; `tensors` are those of its graph.
+        `accesses`: in how many kernels it touches each of its own; by default, as if it ran
+        alone."""
+        operands = tuple(tensors[t] for t in op.operands)
+        results = tuple(tensors[t] for t in op.results)
+        work = op.weighted_flops
+        key = (
+            "op",
+            op.name,
+            op.rule,
+            op.windows,
+            op.reducer,
+            work,
+            op.repeat,
+            operands,
+            results,
+            linear,
+        )
+        build = partial(self._build, op, operands, results, linear, accesses)
+        return self._remember((key, accesses), build)
+
+    def marker(self, allowed: tuple[Sharding, ...]) -> OpStrategies:
+        """Those of an operation that hands its operand on in one of some shardings."""
+
+        def build() -> OpStrategies:
+            column = self.column(allowed)
+            strategies = tuple(map(marker_strategy, allowed))
+            return OpStrategies(strategies, np.zeros(len(allowed)), (column,), (column,))
+
+        return self._remember(("marker", allowed), build)
+
+    def choices(self, shape: tuple[int, ...]) -> Column:
+        """Every even sharding of a tensor that no operation defines, replicated first."""
+        return self._remember(
+            ("choices", shape), lambda: self.column(all_shardings(self.mesh, shape))
+        )
+
+    def input_seconds(self, tensor: Tensor, column: Column) -> np.ndarray:
+        """Seconds to write each device's share of an input, under each of its shardings: `[k]`.
+
+        Without this cost an input could as well be whole on every device, from where every slice is
+        free."""
+
+        def build() -> np.ndarray:
+            distinct, index = np.unique(self.local_bytes(tensor, column), return_inverse=True)
+            seconds = [memory_seconds(self.device, float(size), tensor.dtype) for size in distinct]
+            return np.array(seconds)[index]
+
+        return self._remember(
+            ("input", tensor.shape, tensor.dtype, tensor.itemsize, id(column)), build
+        )
+
+    def column(self, shardings: tuple[Sharding, ...]) -> Column:
+        """The one column with these entries."""
+        return self._layouts.column(shardings)
+
+    def resharding(
+        self, tensor: Tensor, source: Column, target: Column, repeat: int, fused: bool = False
+    ) -> np.ndarray | None:
+        """Seconds of `repeat` reshardings from each strategy of the producer to each of the
+        consumer: `[k, m]`.
+
+        A `fused` value has to be written and read where it is exchanged. None when no pair costs
+        anything."""
+        key = (
+            "resharding",
+            tensor.shape,
+            tensor.dtype,
+            tensor.itemsize,
+            id(source),
+            id(target),
+            repeat,
+            fused,
+        )
+        return self._remember(key, lambda: self._resharding(tensor, source, target, repeat, fused))
+
+    def equality(self, first: Column, second: Column) -> np.ndarray:
+        """`[k, m]`: 0 where the two shardings are equal, inf elsewhere."""
+        return self._remember(("equality", id(first), id(second)), lambda: _equality(first, second))
+
+    def local_bytes(self, tensor: Tensor, column: Column) -> np.ndarray:
+        """Bytes a device holds of the tensor under each strategy: int64 `[k]`."""
+
+        def build() -> np.ndarray:
+            tiles = [
+                np.prod(sharding.tile_counts(self.mesh), dtype=np.int64)
+                for sharding in column.distinct
+            ]
+            return (tensor.size_bytes // np.array(tiles, dtype=np.int64))[column.index]
+
+        return self._remember(("bytes", tensor.size_bytes, id(column)), build)
+
+    def _resharding(
+        self, tensor: Tensor, source: Column, target: Column, repeat: int, fused: bool
+    ) -> np.ndarray | None:
+        seconds = (
+            resharding_table(self._resharding_costs, source.distinct, target.distinct, tensor)
+            * repeat
+        )
+        if fused:
+            written, read = (
+                np.array(
+                    [
+                        written_seconds(self.device, tensor, prod(s.tile_counts(self.mesh)))
+                        for s in side.distinct
+                    ]
+                )
+                for side in (source, target)
+            )
+            seconds += np.where(seconds > 0, (written[:, None] + read[None, :]) * repeat, 0.0)
+        return seconds[np.ix_(source.index, target.index)] if seconds.any() else None
+
+    def _build(
+        self,
+        op: Op,
+        operands: tuple[Tensor, ...],
+        results: tuple[Tensor, ...],
+        linear: Linear,
+        accesses: Accesses | None,
+    ) -> OpStrategies:
+        layout = self._layouts.of(op, operands, results, self.mesh, linear)
+        strategies = priced(layout, op, operands, results, self._links, accesses)
+        seconds = np.array([strategy.seconds * op.repeat for strategy in strategies])
+        return OpStrategies(strategies, seconds, layout.operands, layout.results)
+
+    def _remember(self, key: Hashable, build: Callable[[], _T]) -> _T:
+        # The layouts keep every column alive, so an id in a key names one column for the life of
+        # the tables.
+        if key not in self._memo:
+            self._memo[key] = build()
+        return self._memo[key]  # type: ignore[return-value]
+
+
+def _equality(first: Column, second: Column) -> np.ndarray:
+    number = {
+        sharding: n for n, sharding in enumerate(dict.fromkeys(first.distinct + second.distinct))
+    }
+    rows, columns = (
+        np.array([number[sharding] for sharding in column.shardings]) for column in (first, second)
+    )
+    return np.where(rows[:, None] == columns[None, :], 0.0, np.inf)

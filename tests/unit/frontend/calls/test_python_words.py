@@ -1,0 +1,112 @@
+"""Errors and warnings name keyword arguments; wrong types of any public function are users'
+errors."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import shardopt
+from shardopt.frontend.calls.arguments import check_value
+from shardopt.frontend.calls.python_words import errors_for_python, python_handler, python_words
+from shardopt.ir.diagnostics import DiagnosedError, diagnostic
+from shardopt.options.plan_options import PlanOptions
+from shardopt.options.table import rows
+
+TEXT = (Path(__file__).parents[4] / "docs" / "tutorial" / "mlp.mlir").read_text()
+CLUSTER = "cpu-test:1x4"
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("batch-coupling=per-microbatch lets each", "batch_coupling='per-microbatch' lets each"),
+        ("or the option --cluster, found none", "or the option cluster, found none"),
+        ("try --memory-fraction=0.5; --no-unroll", "try memory_fraction=0.5; unroll"),
+        ("expected batch-args to be auto", "expected batch_args to be auto"),
+        ("shardopt-choose-shardings{time-limit=5}", "shardopt-choose-shardings{time_limit=5}"),
+        ("pre-batch-args and stages=2 stay", "pre-batch-args and stages=2 stay"),
+    ],
+)
+def test_options_under_the_names_of_keywords(message: str, words: str) -> None:
+    assert python_words(message) == words
+
+
+def test_errors_keep_their_places() -> None:
+    with pytest.raises(DiagnosedError) as caught, errors_for_python():
+        raise DiagnosedError(
+            diagnostic("error", None, "too large for time-limit", ((None, "see --stages"),))
+        )
+    assert caught.value.diagnostic.message == "too large for time_limit"
+    assert caught.value.diagnostic.notes[0].message == "see stages"
+
+
+def test_warnings_are_warnings() -> None:
+    report = python_handler(None)
+    with pytest.warns(UserWarning, match="no rule for batch_args"):
+        report(diagnostic("warning", None, "no rule for batch-args"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report(diagnostic("remark", None, "nobody asked"))
+
+
+WRONG = ("2", 2.5, None, True, [], {}, object(), b"x", ("a",), "", math.nan, abs, 10**30, -1)
+
+
+@pytest.mark.parametrize("row", rows(PlanOptions), ids=lambda row: row.field)
+def test_values_of_options_fit_their_types_or_are_refused(row: Any) -> None:
+    for value in WRONG:
+        try:
+            check_value(row, value)
+        except shardopt.UserError as error:
+            assert f"expected {row.field} to be" in str(error) or row.field in str(error)
+        else:
+            assert value is None or isinstance(value, int | float | str)
+
+
+def test_stages_as_text() -> None:
+    with pytest.raises(shardopt.UserError) as caught:
+        shardopt.optimize(TEXT.encode(), CLUSTER, stages="2")  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "expected stages to be an integer of at least 1 or None, found '2'"
+    )
+
+
+EXPORTED = jax.export.export(jax.jit(jax.numpy.tanh))(np.ones(4, "float32"))
+CALLS: dict[str, Callable[[Any], object]] = {
+    "optimize": lambda value: shardopt.optimize(value, CLUSTER),
+    "cluster": lambda value: shardopt.optimize(TEXT.encode(), value),
+    "shard": lambda value: shardopt.shard(value, CLUSTER, "4"),
+    "mesh": lambda value: shardopt.shard(EXPORTED, CLUSTER, value),
+    "input_shardings": shardopt.input_shardings,
+    "load": shardopt.Plan.load,
+    "parallelize": lambda value: shardopt.parallelize(abs, cluster=value),
+    "static": lambda value: shardopt.parallelize(abs, cluster=CLUSTER, static_argnames=value or 1),
+    "shardings": lambda value: shardopt.shardings(abs, 1.0, mesh=value),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_wrong_types_are_errors_of_the_user(call: str) -> None:
+    """Those that happen to fit, such as a name of a parameter, do no harm."""
+    for value in (TEXT, *WRONG):
+        if call == "parallelize" and isinstance(value, str):
+            continue  # read when the function is called
+        if call == "mesh" and value == "2":
+            continue
+        if call == "static" and (isinstance(value, str) or value == ("a",)):
+            continue
+        with pytest.raises(shardopt.UserError):
+            CALLS[call](value)
+
+
+def test_text_of_a_module_is_no_path() -> None:
+    with pytest.raises(shardopt.UserError, match=r"passed as bytes \(text.encode\(\)\)"):
+        shardopt.optimize(TEXT, CLUSTER)

@@ -1,0 +1,148 @@
+"""Which values lie in memory, and who pays for reading and writing them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardopt.graph.op_graph import Op, OpGraph, Tensor
+from shardopt.solve.sharding.kernels.execution_order import _Scheduler, execution_order
+from shardopt.solve.sharding.kernels.fusion import Fusion, fuse
+from shardopt.solve.sharding.kernels.kernel_bytes import accessed_bytes, kernel_accesses
+
+VECTOR = Tensor((64,), "f32", 4)
+
+
+def graph_of(
+    *rows: tuple[str, tuple[int, ...]], inputs: int = 1, outputs: tuple[int, ...] = ()
+) -> OpGraph:
+    """Operation k makes tensor `inputs + k` of tensors before it; all are vectors."""
+    ops = tuple(Op(name, operands, (inputs + k,), None) for k, (name, operands) in enumerate(rows))
+    last = inputs + len(rows) - 1
+    return OpGraph((VECTOR,) * (last + 1), ops, tuple(range(inputs)), outputs or (last,))
+
+
+def total(graph: OpGraph) -> float:
+    """Bytes of all kernels."""
+    rows = zip(graph.ops, kernel_accesses(graph, fuse(graph, frozenset())), strict=True)
+    sizes = [tensor.size_bytes for tensor in graph.tensors]
+    return sum(
+        accessed_bytes(
+            op.name, len(op.operands), [sizes[t] for t in (*op.operands, *op.results)], accesses
+        )
+        for op, accesses in rows
+    )
+
+
+def test_a_chain_reads_and_writes_once() -> None:
+    graph = graph_of(("exponential", (0,)), ("negate", (1,)), ("abs", (2,)))
+    assert fuse(graph, frozenset()).fused == {1, 2}
+    assert kernel_accesses(graph, fuse(graph, frozenset())) == ((1, 0), (0, 0), (0, 1))
+
+
+def test_a_kernel_reads_a_tensor_once() -> None:
+    graph = graph_of(("exponential", (0,)), ("multiply", (1, 0)), ("add", (2, 0)))
+    assert total(graph) == 2 * VECTOR.size_bytes
+
+
+def test_a_cheap_operation_runs_in_every_kernel_that_reads_it() -> None:
+    graph = graph_of(
+        ("negate", (0,)), ("sort", (1,)), ("abs", (1,)), ("cosine", (1,)), outputs=(2, 3, 4)
+    )
+    assert fuse(graph, frozenset()).fused == frozenset(), "a sort reads memory"
+    graph = graph_of(("negate", (0,)), ("abs", (1,)), ("cosine", (1,)), outputs=(2, 3))
+    assert kernel_accesses(graph, fuse(graph, frozenset())) == ((2, 0), (0, 1), (0, 1))
+
+
+def test_an_expensive_operation_runs_once() -> None:
+    graph = graph_of(("exponential", (0,)), ("abs", (1,)), ("cosine", (1,)), outputs=(2, 3))
+    assert kernel_accesses(graph, fuse(graph, frozenset())) == ((1, 1), (1, 1), (1, 1))
+
+
+def test_what_reads_a_loop_runs_behind_it_whichever_of_its_results_is_fused() -> None:
+    loop = Op("while", (0,), (1, 2), None)
+    ops = (loop, Op("cosine", (2,), (3,), None), Op("sine", (3,), (4,), None))
+    graph = OpGraph((VECTOR,) * 5, ops, (0,), (4,))
+    fusion = Fusion(frozenset({1}), ((0,), (), (1,), (2,), ()))
+    assert execution_order(graph, frozenset(), fusion).order == (0, 1, 2)
+    assert _Scheduler(graph, fusion).listed([0, 1, 2]) == [0, 1, 2]
+
+
+def test_a_sum_that_many_kernels_read_is_written() -> None:
+    """Two vectors for each reader, or two once, one written and one for each."""
+
+    def fan(readers: int) -> OpGraph:
+        ops = (("add", (0, 1)), *(("cosine", (2,)) for _ in range(readers)))
+        return graph_of(*ops, inputs=2, outputs=tuple(range(3, 3 + readers)))
+
+    assert 2 in fuse(fan(3), frozenset()).fused
+    assert 2 not in fuse(fan(4), frozenset()).fused
+
+
+def test_a_chain_of_sums_costs_the_same_for_each() -> None:
+    """A residual stream: every layer reads the sum of all layers before it, but does not take the
+    sum anew."""
+
+    def stream(depth: int) -> OpGraph:
+        rows: list[tuple[str, tuple[int, ...]]] = []
+        running = 0
+        for _ in range(depth):
+            first = len(rows) + 1
+            rows += [
+                ("reduce", (running,)),
+                ("cosine", (running,)),
+                ("sort", (first + 1,)),
+                ("add", (running, first + 2)),
+            ]
+            running = len(rows)
+        return graph_of(*rows)
+
+    assert total(stream(40)) - total(stream(39)) == total(stream(20)) - total(stream(19))
+
+
+NAMES = st.sampled_from(
+    ("add", "multiply", "exponential", "negate", "reshape", "transpose", "reduce", "sort")
+)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> OpGraph:
+    rows = []
+    for k in range(draw(st.integers(1, 14))):
+        name = draw(NAMES)
+        count = 2 if name in ("add", "multiply") else 1
+        rows.append((name, tuple(draw(st.integers(0, k + 1)) for _ in range(count))))
+    used = {operand for _, operands in rows for operand in operands}
+    return graph_of(
+        *rows, inputs=2, outputs=tuple(t for t in range(2, 2 + len(rows)) if t not in used)
+    )
+
+
+@given(graphs())
+def test_every_kernel_reads_once_what_it_needs_and_fusing_never_costs(graph: OpGraph) -> None:
+    fusion = fuse(graph, frozenset())
+    accesses = kernel_accesses(graph, fusion)
+    reads = [0] * len(graph.tensors)
+    for op, row in zip(graph.ops, accesses, strict=True):
+        for operand, times in zip(op.operands, row, strict=False):
+            reads[operand] += times
+    for tensor in range(len(graph.tensors)):
+        kernels = needing(graph, fusion.fused, tensor)
+        assert reads[tensor] == (0 if tensor in fusion.fused else len(kernels))
+        assert set(fusion.readers[tensor]) == kernels
+    unfused = sum(
+        accessed_bytes(
+            op.name, len(op.operands), [256] * (len(op.operands) + 1), (1,) * (len(op.operands) + 1)
+        )
+        for op in graph.ops
+    )
+    assert total(graph) <= unfused + 256 * sum(op.name == "reshape" for op in graph.ops) * 2
+
+
+def needing(graph: OpGraph, fused: frozenset[int], tensor: int) -> set[int]:
+    """The kernels, by their last operation, that read a tensor, found by walking."""
+    kernels: set[int] = set()
+    for index, op in enumerate(graph.ops):
+        if tensor in op.operands:
+            kernels |= needing(graph, fused, op.results[0]) if op.results[0] in fused else {index}
+    return kernels

@@ -1,0 +1,166 @@
+"""Kernels over the same elements become one, unless one of them would have to wait for itself."""
+
+from __future__ import annotations
+
+from graphlib import TopologicalSorter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardopt.graph.op_graph import Op, OpGraph, Tensor
+from shardopt.solve.sharding.kernels.execution_order import execution_order
+from shardopt.solve.sharding.kernels.fusion import fuse
+from shardopt.solve.sharding.kernels.kernel_bytes import kernel_accesses
+from shardopt.solve.sharding.kernels.merged_kernels import find_kernels, merged_kernels
+from tests.unit.solve.sharding.op_graphs import elementwise, f32, rule
+
+ROWS, ROW = 8, 64
+WHOLE, COLUMN = f32(ROWS, ROW), f32(ROWS)
+SIZES = {"a": ROWS, "b": ROW}
+VECTOR = Tensor((64,), "f32", 4)
+
+
+def reduce(operand: int, result: int, over: str = "b") -> Op:
+    kept = "a" if over == "b" else "b"
+    return Op(
+        "reduce", (operand,), (result,), rule(f"ab->{kept}", SIZES, reduction=over), reducer="add"
+    )
+
+
+def spread(operand: int, result: int) -> Op:
+    return Op("broadcast_in_dim", (operand,), (result,), rule("a->ab", SIZES))
+
+
+def softmax(over: str = "b") -> OpGraph:
+    """0 scores; 1 maximum, 2 spread, 3 difference, 4 exponential, 5 sum, 6 spread, 7 quotient."""
+    ops = (
+        reduce(0, 1, over),
+        spread(1, 2),
+        elementwise("subtract", (ROWS, ROW), (0, 2), 3),
+        elementwise("exponential", (ROWS, ROW), (3,), 4),
+        reduce(4, 5, over),
+        spread(5, 6),
+        elementwise("divide", (ROWS, ROW), (4, 6), 7),
+    )
+    tensors = (WHOLE, COLUMN, WHOLE, WHOLE, WHOLE, COLUMN, WHOLE, WHOLE)
+    return OpGraph(tensors, ops, (0,), (7,))
+
+
+def touched(graph: OpGraph, merged: bool) -> tuple[int, int]:
+    """How often kernels read, and how often they write, tensors of all rows."""
+    reads = writes = 0
+    for op, accesses in zip(
+        graph.ops, kernel_accesses(graph, find_kernels(graph, frozenset(), merged)), strict=True
+    ):
+        for number, (tensor, count) in enumerate(
+            zip((*op.operands, *op.results), accesses, strict=True)
+        ):
+            if graph.tensors[tensor].shape == (ROWS, ROW):
+                reads, writes = (
+                    (reads + count, writes)
+                    if number < len(op.operands)
+                    else (reads, writes + count)
+                )
+    return reads, writes
+
+
+def test_a_softmax_reads_and_writes_once() -> None:
+    assert touched(softmax(), merged=True) == (1, 1)
+    reads, writes = touched(softmax(), merged=False)
+    assert reads > 1 and writes > 1
+
+
+def test_columns_are_not_held_on_the_chip() -> None:
+    """A reduction over the outer dimension has seen nothing to the end before it has seen
+    everything."""
+    assert touched(softmax(over="a"), merged=True) == touched(softmax(over="a"), merged=False)
+
+
+def test_an_update_writes_moments_and_weights_in_one_kernel() -> None:
+    """0 weight, 1 gradient, 2 moment; 3 the next moment, 4 the next weight: both are results."""
+    shape = (ROWS, ROW)
+    ops = (elementwise("add", shape, (1, 2), 3), elementwise("subtract", shape, (0, 3), 4))
+    graph = OpGraph((WHOLE,) * 5, ops, (0, 1, 2), (3, 4))
+    assert kernel_accesses(graph, find_kernels(graph, frozenset(), True)) == ((1, 1, 1), (1, 0, 1))
+    assert kernel_accesses(graph, find_kernels(graph, frozenset(), False)) == ((1, 1, 1), (1, 1, 1))
+
+
+def test_what_something_else_has_to_run_between_stays_apart() -> None:
+    """0 -> exponential 1 -> sort 2 -> add(1, 2): one kernel would have to wait for the sort, and
+    the sort for it."""
+    ops = tuple(
+        Op(name, operands, (k + 1,), None)
+        for k, (name, operands) in enumerate(
+            (("exponential", (0,)), ("sort", (1,)), ("add", (1, 2)))
+        )
+    )
+    graph = OpGraph((VECTOR,) * 4, ops, (0,), (3,))
+    assert merged_kernels(graph, fuse(graph, frozenset())) == (0, 1, 2)
+
+
+NAMES = ("exponential", "add", "sort", "abs", "multiply", "cosine")
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> OpGraph:
+    """Operation k makes tensor k + 1; the last leaves the graph."""
+    row = st.tuples(st.sampled_from(NAMES), st.integers(0, 20), st.integers(0, 20))
+    ops = []
+    for k, (name, first, second) in enumerate(draw(st.lists(row, min_size=1, max_size=14))):
+        two = name in ("add", "multiply")
+        operands = (first % (k + 1), second % (k + 1)) if two else (first % (k + 1),)
+        ops.append(Op(name, operands, (k + 1,), None))
+    return OpGraph((VECTOR,) * (len(ops) + 1), tuple(ops), (0,), (len(ops),))
+
+
+@given(graphs())
+def test_no_kernel_waits_for_itself(graph: OpGraph) -> None:
+    fusion = fuse(graph, frozenset())
+    number = merged_kernels(graph, fusion)
+    waits: dict[int, set[int]] = {}
+    for tensor, readers in enumerate(fusion.readers):
+        if tensor not in fusion.fused and tensor > 0:
+            for reader in readers:
+                if number[reader] != number[tensor - 1]:
+                    waits.setdefault(number[reader], set()).add(number[tensor - 1])
+    TopologicalSorter(waits).prepare()  # raises CycleError
+
+
+def test_what_a_kernel_keeps_on_the_chip_is_in_no_memory() -> None:
+    """Rows of a softmax on their way: its exponential has two readers, so that fusion alone leaves
+    it in memory."""
+    assert 4 not in fuse(softmax(), frozenset()).fused
+    fusion = find_kernels(softmax(), frozenset(), merged=True)
+    assert fusion.fused == frozenset(range(1, 7))
+    assert fusion.readers[0] == (6,), "the scores are read until the quotient is made"
+    assert find_kernels(softmax(over="a"), frozenset(), merged=True).fused < fusion.fused
+
+
+def test_values_of_a_kernel_that_others_read_are_held() -> None:
+    """0 -> exponential 1 -> abs 2, with 1 also read by a sort: in memory for the sort alone."""
+    ops = tuple(
+        Op(name, (operand,), (k + 1,), None)
+        for k, (name, operand) in enumerate((("exponential", 0), ("abs", 1), ("sort", 1)))
+    )
+    graph = OpGraph((VECTOR,) * 4, ops, (0,), (2, 3))
+    fusion = find_kernels(graph, frozenset(), merged=True)
+    assert fusion.kernel == (1, 1, 2) and 1 not in fusion.fused
+    assert fusion.readers[:2] == ((1,), (2,))
+
+
+@given(graphs())
+def test_operations_of_a_kernel_run_one_after_the_other(graph: OpGraph) -> None:
+    """Between them only what is fused into them; and everything runs behind what it reads."""
+    fusion = find_kernels(graph, frozenset(), merged=True)
+    execution = execution_order(graph, frozenset(), fusion)
+    assert sorted(execution.order) == list(range(len(graph.ops)))
+    position = {op: at for at, op in enumerate(execution.order)}
+    for op, each in enumerate(graph.ops):
+        assert all(position[t - 1] < position[op] for t in each.operands if t)
+    for last in set(fusion.kernel):
+        members = [position[op] for op, kernel in enumerate(fusion.kernel) if kernel == last]
+        between = execution.order[min(members) : max(members) + 1]
+        assert all(
+            fusion.kernel[op] == last or set(graph.ops[op].results) <= fusion.fused
+            for op in between
+        )
