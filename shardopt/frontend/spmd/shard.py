@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import jax
 import numpy as np
 from jax import export
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from shardopt.frontend.calls.arguments import options_of
 from shardopt.frontend.calls.phase_options import INTRA, option_text, phase_text
@@ -61,9 +61,15 @@ def shard(
     logical = parse_mesh(mesh)
     check_exported(exported)
     options_text = phase_text(options_of("shard", cluster, options, exported), INTRA)
-    whole = AbstractMesh(logical.shape, logical.axis_names)
+    whole = automatic_mesh(logical.shape, logical.axis_names)
     with errors_for_python():
         return shard_over(exported, logical, whole, options_text, python_handler(handler))
+
+
+def automatic_mesh(shape: tuple[int, ...], axis_names: tuple[str, ...]) -> AbstractMesh:
+    """A mesh along whose axes the module says how values are split, and not their types: the
+    default kind of axes is another one in jax 0.11 and later."""
+    return AbstractMesh(shape, axis_names, axis_types=(AxisType.Auto,) * len(shape))
 
 
 def shard_over(
