@@ -23,7 +23,7 @@ from shardopt.frontend.calls.arguments import options_of
 from shardopt.frontend.calls.phase_options import INTRA, option_text, phase_text
 from shardopt.frontend.calls.python_words import errors_for_python, python_handler
 from shardopt.frontend.calls.state_pairs import state_pairs
-from shardopt.ir.jax_versions import named_shardings_flag
+from shardopt.ir.jax_versions import keys_can_be_placed, named_shardings_flag
 from shardopt.mesh.mesh import Mesh, Sharding, mesh_text, parse_mesh
 from shardopt.options.keywords import ShardKeywords
 from shardopt.options.signatures import shows_options
@@ -224,7 +224,8 @@ def _replacements(exported: export.Exported) -> dict[int, int]:
 def _named(sharding: Sharding | None, mesh: AbstractMesh, aval: Any) -> NamedSharding | None:
     """None, for an argument that the module has dropped, leaves the choice to the caller. The raw
     data of a typed key has dimensions that the key has not."""
-    if sharding is None:
+    is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    if sharding is None or (is_key and not keys_can_be_placed()):
         return None
     return NamedSharding(
         mesh, PartitionSpec(*(axes or None for axes in sharding.dims[: aval.ndim]))
