@@ -49,11 +49,12 @@ class CostArrays:
         self.candidates = problem.candidates()
         self.level = np.full(self.candidates.shape, ROOFLINE, dtype=np.int8)
         self.forward_seconds = np.zeros(self.candidates.shape)
-        roof = np.array(self._roofs()) / problem.num_microbatches
         # Of a layer in a stage before the last and in the last one, [2, O, L].
-        self.layer_seconds = np.stack([roof, roof])
+        self.layer_seconds = np.array(self._roofs()) / problem.num_microbatches
         self.layer_is_solved = np.zeros(self.layer_seconds.shape, dtype=bool)
-        self.seconds = np.where(self.candidates, _sums(roof), np.inf)
+        before, last = (_sums(seconds) for seconds in self.layer_seconds)
+        before[:, -1] = last[:, -1]
+        self.seconds = np.where(self.candidates, before, np.inf)
         devices = np.array([config.num_devices for config in problem.configs], dtype=float)
         self.fixed_bytes = _sums(self._state_bytes()[None, :] / devices[:, None])
         self.activation_bytes = np.stack(
@@ -143,18 +144,23 @@ class CostArrays:
                 state_bytes[layer] += step.graph.tensors[tensor].size_bytes
         return state_bytes
 
-    def _roofs(self) -> list[np.ndarray]:
-        """Seconds of every layer on each config with nothing communicated, of a step."""
+    def _roofs(self) -> list[list[np.ndarray]]:
+        """Seconds of every layer on each config with nothing communicated, of a step: in a stage
+        before the last, and in the last."""
         keys = [
-            (config.recompute == "none", mesh)
-            for config, mesh in zip(self.problem.configs, self.meshes, strict=True)
+            [
+                (_least_recomputed(config.recompute, last), mesh)
+                for config, mesh in zip(self.problem.configs, self.meshes, strict=True)
+            ]
+            for last in (False, True)
         ]
-        of_step = {
-            plain: Rooflines(self._step("none" if plain else "layer"), self.problem.cluster)
-            for plain in {plain for plain, _ in keys}
+        distinct = dict.fromkeys(key for row in keys for key in row)
+        of_mode = {
+            mode: Rooflines(self._step(mode), self.problem.cluster)
+            for mode in dict.fromkeys(mode for mode, _ in distinct)
         }
-        known = {(plain, mesh): of_step[plain].seconds(mesh) for plain, mesh in dict.fromkeys(keys)}
-        return [known[key] for key in keys]
+        known = {(mode, mesh): of_mode[mode].seconds(mesh) for mode, mesh in distinct}
+        return [[known[key] for key in row] for row in keys]
 
     def _kept_bytes(self, recompute: Recompute) -> np.ndarray:
         """Bytes that the forward of every interval keeps for its backward, at least, `[L + 1, L +
@@ -179,7 +185,7 @@ class CostArrays:
         return {}
 
     def _step(self, recompute: Recompute) -> StepGraph:
-        """The step with every layer recomputed, which "full" costs at least as well."""
+        """The step as it is, or with every layer recomputed."""
         if recompute == "none":
             return self.problem.step
         return self._recomputed_layers
@@ -194,6 +200,7 @@ class CostArrays:
         settles it."""
         start, end, c = candidate
         last, recompute = end == self.problem.num_layers, self.problem.configs[c].recompute
+        mode = _least_recomputed(recompute, last)
         unsolved = [
             layer for layer in range(start, end) if not self.layer_is_solved[int(last), c, layer]
         ]
@@ -210,8 +217,9 @@ class CostArrays:
             if self._relaxed_layer(layer, last, recompute).key == keys[chosen]
         ]
         for other, config in enumerate(self.problem.configs):
-            if self.meshes[other] == self.meshes[c] and (config.recompute == "none") == (
-                recompute == "none"
+            if (
+                self.meshes[other] == self.meshes[c]
+                and _least_recomputed(config.recompute, last) == mode
             ):
                 for layer in alike:
                     at = int(last), other, layer
@@ -315,10 +323,16 @@ class CostArrays:
         return self._parts[start, end, recompute]
 
     def _relaxed_layer(self, layer: int, last: bool, recompute: Recompute) -> RelaxedLayer:
-        mode: Recompute = "none" if recompute == "none" else "layer"
+        mode = _least_recomputed(recompute, last)
         if (layer, last, mode) not in self._relaxed:
             self._relaxed[layer, last, mode] = relaxed_layer(self._step(mode), layer, last)
         return self._relaxed[layer, last, mode]
+
+
+def _least_recomputed(recompute: Recompute, last: bool) -> Recompute:
+    """What a layer of a stage recomputes at least. "full" does all that "layer" does, but nothing
+    in the last stage: no backward waits there for layers behind the stage."""
+    return "none" if recompute == "none" or (recompute == "full" and last) else "layer"
 
 
 def _sums(values: np.ndarray) -> np.ndarray:
