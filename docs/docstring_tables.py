@@ -42,9 +42,8 @@ def _definitions(part: str) -> str | None:
     rows: list[tuple[str, list[str]]] = []
     for line in lines:
         name, text = line[:column].strip(), line[column:].strip()
-        if (
-            name and rows and rows[-1][0].endswith(",")
-        ):  # two names of one text, one below the other
+        # Two names of one text, one below the other.
+        if name and rows and rows[-1][0].endswith(","):
             rows[-1] = (f"{rows[-1][0]} {name}", [*rows[-1][1], text])
         elif name:
             rows.append((name, [text]))

@@ -16,9 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "2"
-)  # XLA's deprecation warnings; before jaxlib is imported
+# XLA's deprecation warnings; before jaxlib is imported.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
 import numpy as np

@@ -32,9 +32,8 @@ class MeshError(Exception):
     """
 
     def __init__(self, worker: str, where: str, cause: str, kind: Kind = Kind.FAILED) -> None:
-        super().__init__(
-            worker, where, cause, int(kind)
-        )  # all arguments, so that it survives pickling
+        # All arguments, so that it survives pickling.
+        super().__init__(worker, where, cause, int(kind))
         self.worker = worker
         self.mesh, _, host = worker.partition("/")
         self.host = int(host or 0)

@@ -58,12 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             if key in results and not args.again:
                 continue
             print(f"{key} …", file=sys.stderr, flush=True)
-            found = run(case, method, args.limit, args.finish, args.microbatches)
+            result = run(case, method, args.limit, args.finish, args.microbatches)
+            # Another process may have added to the file.
             results = {
                 **results,
                 **_read(args.output),
-                key: found,
-            }  # another process may have added to the file
+                key: result,
+            }
             _write(args.output, results)
     print(tables(results))
     if args.svg is not None:
@@ -72,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _chosen(models: str, gpus: str) -> list[Case]:
-    wanted, devices = models.split(","), [int(number) for number in gpus.split(",")]
+    names, devices = models.split(","), [int(number) for number in gpus.split(",")]
     return [
-        case for case in CASES if {case.name, case.family} & set(wanted) and case.devices in devices
+        case for case in CASES if {case.name, case.family} & set(names) and case.devices in devices
     ]
 
 
@@ -104,20 +105,20 @@ def run(
     except subprocess.TimeoutExpired:
         return {"error": f"not planned within {limit:g} s", "timeout": True}
     try:
-        found = json.loads(done.stdout.splitlines()[-1])
+        result = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-        found = {"error": f"ended with {done.returncode}: {last}", "crash": True}
-    return {**found, "wall_seconds": round(perf_counter() - begin, 1), "revision": _revision()}
+        result = {"error": f"ended with {done.returncode}: {last}", "crash": True}
+    return {**result, "wall_seconds": round(perf_counter() - begin, 1), "revision": _revision()}
 
 
 def _revision() -> str:
     """The commit of this checkout, "" outside of one."""
     folder = Path(__file__).parent
-    asked = subprocess.run(
+    git = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True
     )
-    return asked.stdout.strip()
+    return git.stdout.strip()
 
 
 def _read(path: Path | None) -> Results:

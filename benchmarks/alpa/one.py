@@ -50,17 +50,17 @@ def measured(case: Case, chosen: PlanOptions, finish: bool) -> dict[str, object]
 
     begin = perf_counter()
     source = bytecode(case.spec)
-    found: dict[str, object] = {
+    row: dict[str, object] = {
         "trace_seconds": round(perf_counter() - begin, 2),
         "microbatches": chosen.microbatches,
     }
     planning: dict[str, float] = {}
     try:
-        found.update(_planned(source, chosen, finish, planning))
+        row.update(_planned(source, chosen, finish, planning))
     except UserError as error:
-        found["error"] = str(error)
+        row["error"] = str(error)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {**found, "planning": planning, "peak_bytes": peak}
+    return {**row, "planning": planning, "peak_bytes": peak}
 
 
 def _planned(
@@ -74,7 +74,7 @@ def _planned(
     from shardopt.pipeline.phases import PHASE_NAMES, phase_range
     from shardopt.report.plan_summary import summarize
 
-    found: dict[str, object] = {}
+    row: dict[str, object] = {}
     with make_context() as context:
         module = load_module(source, context)
         for phase in PHASE_NAMES if finish else _TO_STAGE:
@@ -82,21 +82,21 @@ def _planned(
             result = run_pipeline(module, phase_range(phase, phase, phase_text(chosen, phase)))
             planning[phase] = round(perf_counter() - begin, 2)
             if phase == "import":
-                found["ops"] = sum(
+                row["ops"] = sum(
                     len(tuple(block)) for f in functions(module) for block in f.regions[0]
                 )
-            found.update(
+            row.update(
                 {name: value for (_, name), value in result.statistics.items() if name in _KEPT}
             )
             cuts = [
                 d.message for d in result.diagnostics if "layers" in d.message and phase == "stage"
             ]
             if cuts:
-                found["cuts"] = cuts
-        found["seconds"] = found.get("predicted step seconds")
+                row["cuts"] = cuts
+        row["seconds"] = row.get("predicted step seconds")
         if finish:
-            found["seconds"] = summarize(module).makespan_seconds
-    return found
+            row["seconds"] = summarize(module).makespan_seconds
+    return row
 
 
 if __name__ == "__main__":

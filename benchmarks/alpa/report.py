@@ -29,8 +29,8 @@ def tables(results: Mapping[str, Row]) -> str:
 
 
 def _methods(family: str, results: Mapping[str, Row]) -> list[str]:
-    found = {key.split("/")[1] for key in results if key.startswith(f"{family}-")}
-    return [method for method in METHODS if method in found]
+    measured = {key.split("/")[1] for key in results if key.startswith(f"{family}-")}
+    return [method for method in METHODS if method in measured]
 
 
 def _table(family: str, results: Mapping[str, Row]) -> Iterator[str]:
@@ -104,10 +104,10 @@ def _panel(family: str, methods: list[str], results: Mapping[str, Row], top: int
     values = {
         (case.name, m): _height(case, best(case, m, results)) for case in cases for m in methods
     }
-    said = {
+    paper_values = {
         (case.name, m): published(family, m, case.devices) or 0.0 for case in cases for m in methods
     }
-    scale = 130 / max(*values.values(), *said.values(), 1e-9)
+    scale = 130 / max(*values.values(), *paper_values.values(), 1e-9)
     base, group = top + 170, 720 // max(len(cases), 1)
     width = max(4, (group - 20) // len(methods))
     parts = [
@@ -131,8 +131,10 @@ def _panel(family: str, methods: list[str], results: Mapping[str, Row], top: int
             x, tall = left + number * width, values[case.name, method] * scale
             if tall:
                 parts.append(_bar(x, base - tall, width - 2, tall, _COLORS[number]))
-            if said[case.name, method]:
-                parts.append(_bar(x, base - said[case.name, method] * scale, width - 2, 2, "#000"))
+            if paper_values[case.name, method]:
+                parts.append(
+                    _bar(x, base - paper_values[case.name, method] * scale, width - 2, 2, "#000")
+                )
     return parts
 
 

@@ -67,9 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         grouped.setdefault(key, []).append(error)
     print("| machine | devices | size | rows | median error | within 15 % |")
     print("|---|---|---|---|---|---|")
-    for (hardware, gpus, name), found in grouped.items():
-        close = sum(abs(error) <= _WITHIN for error in found)
-        print(f"| {hardware} | {gpus} | {name} | {len(found)} | {median(found):+.0%} | {close} |")
+    for (hardware, gpus, name), group_errors in grouped.items():
+        close = sum(abs(error) <= _WITHIN for error in group_errors)
+        print(
+            f"| {hardware} | {gpus} | {name} | {len(group_errors)} | {median(group_errors):+.0%} "
+            f"| {close} |"
+        )
     return 0
 
 

@@ -83,11 +83,9 @@ def measure(source: Path | bytes, worst: int) -> dict[str, object]:
         module.operation.write_bytecode(buffer)
         with sharding_rules(module):
             graph = read_plain(next(functions(module)), _MESH).graph
-    ours, before, after = (
-        count(graph),
-        unoptimized_costs(buffer.getvalue()),
-        optimized_costs(buffer.getvalue()),
-    )
+    ours = count(graph)
+    before = unoptimized_costs(buffer.getvalue())
+    after = optimized_costs(buffer.getvalue())
     return {
         "flops": _ratio(ours.flops, before.flops),
         "transcendentals": _ratio(ours.transcendentals, before.transcendentals),

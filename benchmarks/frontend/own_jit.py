@@ -87,9 +87,9 @@ def _traffic(program: Any, arguments: tuple[Any, ...], mesh: str) -> Traffic:
     from shardopt.xla_text.hlo import module_traffic
 
     compiled = program.lower(*arguments).compile()
-    found = module_traffic(compiled.as_text(), parse_mesh(mesh))
-    gathers = sum(each.bytes for each in found if each.kind == "all_gather")
-    return Traffic(sum(each.bytes for each in found), gathers)
+    traffic = module_traffic(compiled.as_text(), parse_mesh(mesh))
+    gathers = sum(each.bytes for each in traffic if each.kind == "all_gather")
+    return Traffic(sum(each.bytes for each in traffic), gathers)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -107,12 +107,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.models or MODELS:
         row = compare(name, axes, args.cluster)
         sizes = (row.own_jit, row.sharded_call, row.signature_only)
-        own, call, alone = (
+        jitted, call, alone = (
             f"{each.total_bytes / 1e3:.1f} (gathers {each.gathered_bytes / 1e3:.1f})"
             for each in sizes
         )
         ratio = row.own_jit.total_bytes / max(row.sharded_call.total_bytes, 1)
-        table.add_row(name, own, call, f"{ratio:.3f}", alone)
+        table.add_row(name, jitted, call, f"{ratio:.3f}", alone)
     Console(width=120).print(table)
 
 

@@ -44,9 +44,8 @@ def _read(data: ProfileData, traced: Kernels) -> None:
         if not plane.name.startswith("/device:"):
             continue
         for line in plane.lines:
-            if not line.name.startswith(
-                "Stream"
-            ):  # the others are what the profiler derives from these
+            # The others are what the profiler derives from these.
+            if not line.name.startswith("Stream"):
                 continue
             for event in line.events:
                 stats = dict(event.stats)

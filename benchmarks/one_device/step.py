@@ -133,9 +133,8 @@ def _random(generator: np.random.Generator, shape: tuple[int, ...], name: str) -
         return generator.integers(0, 100, shape).astype(dtype)
     if dtype.kind == "b":
         return np.ones(shape, dtype)
-    block = 0.02 * np.abs(
-        generator.standard_normal(_BLOCK, np.float32)
-    )  # as variances have no sign
+    # As variances have no sign.
+    block = 0.02 * np.abs(generator.standard_normal(_BLOCK, np.float32))
     return np.resize(block.astype(dtype), shape)
 
 

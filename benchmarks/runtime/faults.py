@@ -116,9 +116,8 @@ def drawn(kind: str, backend: str, generator: random.Random) -> Fault:
     )
     host = generator.choice(hosts[part.mesh.name])
     last = sends[part.mesh.name][-1] if kind in _ELSEWHERE else len(part.instructions) - 1
-    step = generator.randrange(
-        1, _STEPS - 1 if kind in _ELSEWHERE else _STEPS
-    )  # so that somebody sees it
+    # So that somebody sees it.
+    step = generator.randrange(1, _STEPS - 1 if kind in _ELSEWHERE else _STEPS)
     return Fault(kind, part.mesh.name, host.number, step, generator.randint(0, last))
 
 

@@ -49,9 +49,8 @@ class TwoHosts:
     def __init__(self) -> None:
         self.names = tuple(f"shardopt-{os.getpid()}-{number}" for number in range(2))
         self.address = f"{_ADDRESSES[0]}:{_PORT}"
-        self._folder = tempfile.mkdtemp(
-            prefix="so-"
-        )  # Ray has Unix sockets in it, whose paths must be short
+        # Ray has Unix sockets in it, whose paths must be short.
+        self._folder = tempfile.mkdtemp(prefix="so-")
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
         self.environment: Mapping[str, str] = {**os.environ, **token, "TF_CPP_MIN_LOG_LEVEL": "2"}
 

@@ -113,12 +113,12 @@ def measure(plan: Plan, inputs: Sequence[np.ndarray], steps: int) -> Measured:
         run.load(inputs)
         for _ in range(steps):
             outputs = run.step()
-        found, live = tuple(outputs), run.live_bytes()
+        outputs_of_step, live = tuple(outputs), run.live_bytes()
     meshes = tuple(
         MeshBytes(part.mesh.name, peak, max(mesh_memory(part).after), max(live[part.mesh.name]))
         for part, peak in zip(program.meshes, peaks, strict=True)
     )
-    return Measured(plan.summary.schedule, meshes, found)
+    return Measured(plan.summary.schedule, meshes, outputs_of_step)
 
 
 def reference_steps(artifact: bytes, inputs: Sequence[np.ndarray], steps: int) -> list[np.ndarray]:
@@ -137,9 +137,9 @@ def rows(
 ) -> Iterator[tuple[str, ...]]:
     expected = reference_steps(artifact, inputs, steps)
     for schedule in SCHEDULES:
-        found = measure(plan_for(artifact, schedule, microbatches), inputs, steps)
-        away = max(row.max_rel for row in compare(list(found.outputs), expected))
-        for mesh in found.meshes:
+        measured = measure(plan_for(artifact, schedule, microbatches), inputs, steps)
+        away = max(row.max_rel for row in compare(list(measured.outputs), expected))
+        for mesh in measured.meshes:
             peaks = (f"{each}" for each in (mesh.predicted, mesh.of_program, mesh.measured))
             yield schedule, mesh.mesh, *peaks, f"{mesh.ratio:.3f}", f"{away:.1e}"
 

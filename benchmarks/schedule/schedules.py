@@ -88,9 +88,9 @@ def _measure(
         lambda: simulate(schedule, graph, seconds, delays),
         lambda: simulate(schedule, graph, seconds, delays, edge_links=links),
     ]
-    found = [_least(job, repeat) for job in jobs]
+    job_seconds = [_least(job, repeat) for job in jobs]
     shown = with_auto and not kind.simulated_only
-    return [f"{value:.3f}" for value in found] + (
+    return [f"{value:.3f}" for value in job_seconds] + (
         [f"{_least(lambda: auto_schedule(work), 1):.2f}"] if shown else ["–"]
     )
 
@@ -120,7 +120,8 @@ def _auto(meshes: tuple[int, ...], rounds: tuple[int, ...], seeds: int) -> Table
                     for seed in range(seeds)
                 ]
                 shown = [
-                    f"{max(own):.3f} ({sum(own) / len(own):.3f})" for own in zip(*rows, strict=True)
+                    f"{max(ratios):.3f} ({sum(ratios) / len(ratios):.3f})"
+                    for ratios in zip(*rows, strict=True)
                 ]
                 table.add_row(label, str(count), str(each * count), *shown)
     return table
@@ -157,7 +158,7 @@ def _ratios(work: Workload) -> Iterator[float]:
     )
     for memory in (None, some):
         limited = replace(work, memory_bytes=memory)
-        found = auto_schedule(limited).result.makespan_seconds
+        makespan = auto_schedule(limited).result.makespan_seconds
         named = []
         for kind in SCHEDULES.values():
             if {task.kind for task in work.graph.tasks} == set(kind.kinds) and kind.suits(
@@ -170,8 +171,8 @@ def _ratios(work: Workload) -> Iterator[float]:
                 fits = all(peak <= most for peak, most in zip(peaks, memory or peaks, strict=True))
                 if fits and not kind.simulated_only:
                     named.append(result.makespan_seconds)
-        yield found / min(named)
-        yield found / bound
+        yield makespan / min(named)
+        yield makespan / bound
 
 
 if __name__ == "__main__":

@@ -62,9 +62,9 @@ def _slower(link: Link, scale: float) -> Link:
 
 
 def find_models(
-    folder: Path, pattern: str, given: Mapping[str, str] = MappingProxyType({})
+    folder: Path, pattern: str, meshes_of: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """(file, batch arguments, `given` by name or as listed) of the models whose name matches,
+    """(file, batch arguments, `meshes_of` by name or as listed) of the models whose name matches,
     smallest first."""
     index = folder / "index.json"
     listed = (
@@ -74,7 +74,10 @@ def find_models(
         if fnmatch(path.stem, pattern):
             numbers = listed.get(path.stem, {}).get("batch_args")
             numbered = ("auto",) if numbers is None else tuple(map(str, numbers)) or ("none",)
-            yield path, tuple(given[path.stem].split(",")) if path.stem in given else numbered
+            yield (
+                path,
+                tuple(meshes_of[path.stem].split(",")) if path.stem in meshes_of else numbered,
+            )
 
 
 def read_records(path: Path | None) -> dict[tuple, Record]:

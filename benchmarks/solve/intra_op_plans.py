@@ -169,9 +169,9 @@ def _input_kinds(
     annotated: Mapping[int, Sharding],
 ) -> InputKinds | UserError:
     """A preset may refuse the module already here; the others go on."""
-    given = {graph.arguments[k]: sharding for k, sharding in annotated.items()}
+    shardings = {graph.arguments[k]: sharding for k, sharding in annotated.items()}
     try:
-        return find_input_kinds(preset, graph, tables, task.batch_args, given)
+        return find_input_kinds(preset, graph, tables, task.batch_args, shardings)
     except UserError as error:
         return error
 

@@ -37,10 +37,8 @@ class Case:
 
     @property
     def resharding(self) -> Resharding:
-        source, target = (
-            _mesh("source", self.source_shape, 0),
-            self.source_shape[0] * self.source_shape[1],
-        )
+        source = _mesh("source", self.source_shape, 0)
+        target = self.source_shape[0] * self.source_shape[1]
         ends = (
             (source, Sharding(self.source_dims)),
             (_mesh("target", self.target_shape, target), self.target),

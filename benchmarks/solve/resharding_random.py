@@ -45,9 +45,8 @@ def random_senders(count: int) -> tuple[str, ...]:
         sizes, targets = rng.integers(1, 10, 8) * 10**6, rng.integers(8, 16, 8)
         rows = zip(sizes.tolist(), targets.tolist(), holders, strict=True)
         fetches = [Fetch(((0, size),), size, target, held) for size, target, held in rows]
-        hosts = [
-            sorted({device // 2: device for device in held}.values()) for held in holders
-        ]  # one device a host
+        # One device a host.
+        hosts = [sorted({device // 2: device for device in held}.values()) for held in holders]
         best = min(busiest_seconds(cluster, fetches, each) for each in product(*hosts))
         choices = [held[0] for held in holders], choose_senders(cluster, fetches)
         ratios.append([busiest_seconds(cluster, fetches, each) / best for each in choices])

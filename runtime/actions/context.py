@@ -57,9 +57,8 @@ class Context:
     waiting: bool = False  # for a message
     buffers: list[DeviceArray | None] = field(default_factory=list)
     recorder: Recorder | None = None
-    in_flight: deque[tuple[int, Token]] = field(
-        default_factory=deque
-    )  # with the position of the RUN
+    # (position of the RUN, what tells when it is done)
+    in_flight: deque[tuple[int, Token]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.buffers = [None] * len(self.program.buffers)

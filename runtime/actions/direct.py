@@ -271,9 +271,8 @@ def _pass_on(
     if whole is not window:
         cuda.write(window, whole, stream)
     done = cuda.event(stream)
-    links.keep(
-        [done], [words, whole, source]
-    )  # or other streams would write to it while this one reads
+    # Or other streams would write to it while this one reads.
+    links.keep([done], [words, whole, source])
     return done
 
 

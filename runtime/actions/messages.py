@@ -131,11 +131,9 @@ def recv_action(context: Context, position: int, recv: Recv) -> Action:
 
 def reshard_action(context: Context, position: int, reshard: Reshard) -> Action:
     """A message of the host to itself, and to the other hosts of the mesh."""
-    route, here, hosts = (
-        context.routes[reshard.route],
-        context.host,
-        context.hosts[context.host.mesh],
-    )
+    route = context.routes[reshard.route]
+    here = context.host
+    hosts = context.hosts[context.host.mesh]
     others = _Outgoing(context, (reshard.input,), [route], [host for host in hosts if host != here])
     staying, keep = RouteSource(route, here, here), reshard.input not in context.overwritten
     incoming, mailbox = _Incoming(context, [route], hosts, reshard.tag), context.transport.mailbox
@@ -153,11 +151,9 @@ def reshard_action(context: Context, position: int, reshard: Reshard) -> Action:
 
 
 def complete_action(context: Context, position: int, completion: Allgather | Broadcast) -> Action:
-    route, hosts, mailbox = (
-        context.routes[completion.route],
-        context.hosts[context.host.mesh],
-        context.transport.mailbox,
-    )
+    route = context.routes[completion.route]
+    hosts = context.hosts[context.host.mesh]
+    mailbox = context.transport.mailbox
     exchanges = Exchanges(route, context.program.mesh, hosts, context.host, completion.tag, mailbox)
     spec = context.program.buffers[completion.buffer]
 
@@ -196,9 +192,8 @@ def _submit(
                 send()
         except Exception as error:
             failure = context.error(position, error)
-            context.transport.mailbox.cancel(
-                failure
-            )  # what is lost here may be what the next RECV waits for
+            # What is lost here may be what the next RECV waits for.
+            context.transport.mailbox.cancel(failure)
             raise failure from error
 
     context.sender.submit(target, buffers, deliver)

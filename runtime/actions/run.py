@@ -10,11 +10,9 @@ from shardopt.runtime.program.instructions import Run
 
 
 def run_action(context: Context, position: int, run: Run) -> Action:
-    executable, buffers, in_flight = (
-        context.executables[run.function],
-        context.buffers,
-        context.in_flight,
-    )
+    executable = context.executables[run.function]
+    buffers = context.buffers
+    in_flight = context.in_flight
     most = context.devices.runs_in_flight
     awaited = context.sent.intersection(run.donated)
 

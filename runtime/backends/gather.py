@@ -11,9 +11,8 @@ from shardopt.runtime.errors import MeshError, first_failure
 
 # for workers that were told to stop: they leave their RECV at once, a running RUN must end
 GRACE_SECONDS = 10.0
-_PEER_SECONDS = (
-    1.5  # for other hosts of a mesh that failed: they may be in a collective with it, for ever
-)
+# Wait so long for the other hosts of a mesh that failed: they may hang in a collective with it.
+_PEER_SECONDS = 1.5
 # Short beside every limit that is watched, long beside what it takes to ask a worker.
 _POLL_SECONDS = 0.25
 

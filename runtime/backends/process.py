@@ -35,9 +35,8 @@ from shardopt.runtime.worker import unpack_position
 
 _LOOPBACK = "127.0.0.1"
 _EXIT_SECONDS = 5.0  # of a process whose connection has ended
-_SEND_TIMEOUT = struct.pack(
-    "ll", 60, 0
-)  # a worker that takes nothing of a command for so many seconds is stuck
+# A worker that takes nothing of a command for so many seconds is stuck.
+_SEND_TIMEOUT = struct.pack("ll", 60, 0)
 _LAST_WORDS = 2000  # bytes of its log that are looked at when a worker has died
 
 
@@ -154,9 +153,8 @@ class WorkerProcess:
             self._waiting[number] = future
             try:
                 send_frame(self.connection, (number, urgent, method, tuple(arguments)))
-            except (
-                OSError
-            ):  # it is gone, or does not read: the reading side tells the future when it is dead
+            except OSError:
+                # It is gone, or does not read: the reading side tells the future when it is dead.
                 self._process.kill()
         return future
 

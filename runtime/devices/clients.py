@@ -52,9 +52,8 @@ class CoordinationService:
 
     def __init__(self, address: str, processes: int) -> None:
         self.address = address
-        utils.absl_set_min_log_level(
-            _ERRORS_ONLY
-        )  # it warns of clients that are recoverable, of which nothing is bad
+        # It warns of clients that are recoverable, of which nothing is bad.
+        utils.absl_set_min_log_level(_ERRORS_ONLY)
         try:
             self._service = _jax.get_distributed_runtime_service(
                 address,

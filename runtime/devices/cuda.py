@@ -67,9 +67,8 @@ class Cuda:
     def view(self, shard: Any, stream: Stream) -> Words:
         """The words of a shard of XLA, which what is put on the stream from now on may read. Keeps
         the shard alive."""
-        ready = shard.__dlpack__(
-            stream=stream.ptr
-        )  # the stream waits for whoever computes it, and nobody else does
+        # The stream waits for whoever computes it, and nobody else does.
+        ready = shard.__dlpack__(stream=stream.ptr)
         return self._words(
             shard.unsafe_buffer_pointer(), shard.shape, shard.dtype.itemsize, (shard, ready)
         )

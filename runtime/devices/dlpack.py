@@ -45,9 +45,8 @@ class _Managed(ctypes.Structure):
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Managed))
 _Managed._fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 
-_alive: dict[
-    int, tuple[Any, ...]
-] = {}  # by the address of the managed tensor, until its deleter is called
+# By the address of the managed tensor, until its deleter is called.
+_alive: dict[int, tuple[Any, ...]] = {}
 _guard = threading.Lock()
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New

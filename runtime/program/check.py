@@ -56,9 +56,8 @@ def _check_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
     where = f"mesh {part.mesh.name}"
     live = {buffer for _, buffer in (*part.arguments, *part.indices)}
     defined = set(live)
-    landed: dict[
-        int, int
-    ] = {}  # buffers that wait to be completed, and the routes that they came by
+    # Buffers that wait to be completed, and the routes that they came by.
+    landed: dict[int, int] = {}
     kept = part.kept_buffers
     functions = {function.name: function for function in part.functions}
     for position, instruction in enumerate(part.instructions):

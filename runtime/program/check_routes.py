@@ -39,10 +39,8 @@ def route_fault(route: Route, source: Mesh, target: Mesh) -> str | None:
     if (route.source.shape, route.source.dtype) != (route.target.shape, route.target.dtype):
         return f"{route.source} is another tensor than {route.target}"
     try:
-        source_tiles, target_tiles = (
-            tiles_by_device(source, route.source),
-            tiles_by_device(target, route.target),
-        )
+        source_tiles = tiles_by_device(source, route.source)
+        target_tiles = tiles_by_device(target, route.target)
     except ValueError as error:
         return str(error)
     steps: list[ReshardStep] = []
@@ -66,9 +64,8 @@ def route_fault(route: Route, source: Mesh, target: Mesh) -> str | None:
                 f"in shard {piece.shard}"
             )
         steps.append(ReshardStep(0, giver, taker, slice_))
-    for phase, move in enumerate(
-        route.exchanges, 1
-    ):  # each may pass on what came before it in the list
+    # Each may pass on what came before it in the list.
+    for phase, move in enumerate(route.exchanges, 1):
         if not (0 <= move.source_shard < target.size and 0 <= move.target_shard < target.size):
             return (
                 f"shard {move.source_shard} gives to shard {move.target_shard}, which do not "

@@ -24,9 +24,8 @@ def combine_transfers(lists: Lists) -> list[list[Instruction]]:
         for number, tags in enumerate(_stretches(instructions, Recv, (Allgather, Broadcast)))
         for tag in tags
     }
-    groups: dict[
-        int, list[int]
-    ] = {}  # tag of the group -> tags of its members, in the order of their SENDs
+    # Tag of the group -> tags of its members, in the order of their SENDs.
+    groups: dict[int, list[int]] = {}
     for instructions in lists:
         for tags in _stretches(instructions, Send, ()):
             together: dict[tuple[int, int], int] = {}

@@ -47,9 +47,8 @@ class Emitter:
         self.meshes = {mesh.name: MeshEmitter(mesh) for mesh in exported.meshes}
         self.functions = {function.name: function for function in exported.functions}
         self._routes: dict[Route, int] = {}
-        self._route_of: dict[
-            int, int
-        ] = {}  # by the identity of the transfer, which lives as long as `exported`
+        # By the identity of the transfer, which lives as long as `exported`.
+        self._route_of: dict[int, int] = {}
         self._completions: list[type[Allgather | Broadcast] | None] = []  # by route
         self._tags: dict[Hashable, int] = {}
         self._buffers: dict[Hashable, int] = {}

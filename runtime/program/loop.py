@@ -107,9 +107,8 @@ class _LoopLowering:
             for value, argument in enumerate(loop.arguments)
             if argument.kind != "carried"
         }
-        self.arrivals: dict[
-            int, tuple[int, Transfer]
-        ] = {}  # body value -> the transfer that brings it
+        # Body value -> the transfer that brings it.
+        self.arrivals: dict[int, tuple[int, Transfer]] = {}
         self.steps: dict[Group, list[_Step]] = {}
         self.stray: dict[str, _Sends] = {}  # forwarded by a mesh that runs nothing
         self._place_ops()

@@ -119,10 +119,8 @@ class RunState:
     def make(self, makers: Mapping[int, ShardMaker]) -> None:
         """Ask each maker for every tile of its argument once a mesh, and send it to the workers
         that hold it."""
-        for (
-            number,
-            maker,
-        ) in makers.items():  # one array at a time: its tiles are all that is held here
+        # One array at a time: its tiles are all that is held here.
+        for number, maker in makers.items():
             value = self._program.arguments[number].value
             mesh = next(part.mesh for part in self._program.meshes if part.mesh.name == value.mesh)
             slices = dict.fromkeys(tiles_by_device(mesh, value.spec).values())
@@ -196,10 +194,8 @@ class RunState:
     def _made(self, number: int, maker: ShardMaker, slice_: Slice) -> np.ndarray:
         argument = self._program.arguments[number]
         tile = np.asarray(maker(tuple(slice(start, limit) for start, limit in slice_)))
-        shape, dtype = (
-            tuple(limit - start for start, limit in slice_),
-            numpy_dtype(argument.value.spec.dtype),
-        )
+        shape = tuple(limit - start for start, limit in slice_)
+        dtype = numpy_dtype(argument.value.spec.dtype)
         if (tile.shape, tile.dtype) != (shape, dtype):
             raise UserError(
                 f"callback of argument {number} '{argument.name}': expected {dtype}{list(shape)} "

@@ -126,9 +126,8 @@ class WorkerState:
         for slice_ in self._tiles(buffer):
             if slice_ not in made:
                 made[slice_] = tile(slice_)
-            shards.append(
-                np.array(made[slice_], order="C", copy=True)
-            )  # devices take the memory over
+            # Devices take the memory over.
+            shards.append(np.array(made[slice_], order="C", copy=True))
         self._context.buffers[buffer] = self._context.devices.put(
             self._context.program.buffers[buffer], shards
         )

@@ -41,12 +41,10 @@ class BufferPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._returns: SimpleQueue[np.ndarray] = (
-            SimpleQueue()
-        )  # its `put` may run anywhere, inside `take` as well
-        self._free: OrderedDict[int, list[np.ndarray]] = (
-            OrderedDict()
-        )  # by size, the longest unused size first
+        # Its `put` may run anywhere, inside `take` as well.
+        self._returns: SimpleQueue[np.ndarray] = SimpleQueue()
+        # By size, the longest unused size first.
+        self._free: OrderedDict[int, list[np.ndarray]] = OrderedDict()
         self.free_bytes = 0
         self.used_bytes = 0
         self.peak_bytes = 0

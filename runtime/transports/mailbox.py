@@ -12,9 +12,8 @@ import numpy as np
 from shardopt.runtime.transports.buffers import BufferPool
 from shardopt.runtime.transports.landing import Arrival, Landing
 
-Payload = Sequence[
-    np.ndarray | None
-]  # the receiver's shards, in the order of its landing; None: no piece is for it
+# The receiver's shards, in the order of its landing; None: no piece is for it.
+Payload = Sequence[np.ndarray | None]
 
 
 class Transport(Protocol):

@@ -154,9 +154,8 @@ class NcclLinks:
             for channel, shard, (_, _, slices) in zip(channels, shards, parts, strict=True)
         ]
         self._grouped(channels, tiles, "send")
-        return self.keep(
-            self._events(channels), [*shards, *tiles]
-        )  # shards, too: kernels that copy have yet to run
+        # Shards, too: kernels that copy have yet to run.
+        return self.keep(self._events(channels), [*shards, *tiles])
 
     def keep(self, events: Sequence[Any], memory: Sequence[Words]) -> Reading:
         """Hold on to memory until the events have passed."""

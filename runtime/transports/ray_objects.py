@@ -77,10 +77,8 @@ class RayObjectTransport:
     ) -> list[np.ndarray]:
         """Views of the bytes. Raises ValueError when their lengths are wrong."""
         types = self.mailbox.open(source, step, tag).landing.piece_types[source]
-        expected, sizes = (
-            [prod(shape) * dtype.itemsize for shape, dtype in types],
-            [each.nbytes for each in data],
-        )
+        expected = [prod(shape) * dtype.itemsize for shape, dtype in types]
+        sizes = [each.nbytes for each in data]
         if expected != sizes:
             raise ValueError(
                 f"message {tag} of worker '{source}': expected pieces of {expected} bytes, found "

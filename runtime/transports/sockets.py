@@ -40,10 +40,8 @@ _HANDSHAKE_TIMEOUT_SECONDS = 20.0
 _NAME_BYTES = 256  # at most
 _STRANGERS = 256  # connections at once that have not proved anything yet
 _EVERYWHERE = ("", "0.0.0.0", "::")
-_SENDER, _RECEIVER = (
-    b"sender",
-    b"receiver",
-)  # keep one side's answer from being played back by the other
+# Each side signs with its own word, so that its answer cannot be played back by the other.
+_SENDER, _RECEIVER = b"sender", b"receiver"
 # The system's buffers between processes of one host: what they hold must still be in the cache when
 # it is read. Those of connections between hosts grow by themselves with the link, unless somebody
 # sets them.

@@ -1,10 +1,10 @@
-"""Results on disk under the hash of all that they depend on: whole plans, prices of stages.
+"""Results on disk under the hash of all that they depend on: whole plans, costs of stages.
 
     with using(default_store(remark)):       # whoever starts the work says where, if anywhere
         …
         store = active_store()               # whoever has something to keep asks for it
-        key = key_of("price", problem_bytes)
-        found = store.get("prices", key) if store else None
+        key = key_of("cost", problem_bytes)
+        data = store.get("costs", key) if store else None
 
 A key holds everything that decides about the result (`key_of` adds the versions), so that entries
 never expire. Each stands in a file of its own with a checksum, written beside its place and then
@@ -32,7 +32,7 @@ CACHE_VARIABLE = "SHARDOPT_CACHE"
 # Values of the variable that mean "keep nothing".
 OFF = ("0", "off", "none")
 
-# A plan of the largest models takes about 10 MB, a price some hundred bytes.
+# A plan of the largest models takes about 10 MB, a stage cost some hundred bytes.
 DEFAULT_LIMIT_BYTES = 2 << 30
 
 _MAGIC = b"shardopt1"

@@ -14,47 +14,14 @@ from shardopt.hardware.curves import Curve
 # ones are bound by memory or dispatch, which have terms of their own.
 EFFICIENCY = 0.6
 
-# Operations whose price per element a measured curve of its own tells.
-_TRANSCENDENTAL = frozenset(
-    (
-        *(
-            "exponential",
-            "exponential_minus_one",
-            "log",
-            "log_plus_one",
-            "power",
-            "tanh",
-            "logistic",
-            "sine",
-            "cosine",
-        ),
-        *(
-            "tan",
-            "atan2",
-            "erf",
-            "erf_inv",
-            "erfc",
-            "acos",
-            "acosh",
-            "asin",
-            "asinh",
-            "atan",
-            "atanh",
-            "cosh",
-            "sinh",
-        ),
-        *(
-            "digamma",
-            "lgamma",
-            "polygamma",
-            "zeta",
-            "bessel_i1e",
-            "next_after",
-            "rng",
-            "rng_bit_generator",
-        ),
-    )
-)
+# Operations whose seconds per element have a measured curve of their own: they take tens of
+# instructions an element, where other elementwise operations wait for memory.
+_TRANSCENDENTAL = frozenset({
+    "exponential", "exponential_minus_one", "log", "log_plus_one", "power", "tanh", "logistic",
+    "sine", "cosine", "tan", "atan2", "erf", "erf_inv", "erfc", "acos", "acosh", "asin", "asinh",
+    "atan", "atanh", "cosh", "sinh", "digamma", "lgamma", "polygamma", "zeta", "bessel_i1e",
+    "next_after", "rng", "rng_bit_generator",
+})  # fmt: skip
 _PRODUCTS = {
     measured.MATMUL: (measured.MATMUL,),
     measured.BATCH_MATMUL: (measured.BATCH_MATMUL, measured.MATMUL),
@@ -97,8 +64,8 @@ def _families(dtype: str) -> tuple[str, ...]:
 
 
 def work_kind(name: str, batched: bool = False) -> str:
-    """Which measurement prices an operation, by its name without dialect. `batched` products are
-    many small ones."""
+    """The kind of measurement that tells an operation's seconds, by its name without dialect.
+    `batched` products are many small ones."""
     if name in ("dot_general", "dot"):
         return measured.BATCH_MATMUL if batched else measured.MATMUL
     if name in ("convolution", "dynamic_conv"):

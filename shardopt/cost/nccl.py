@@ -96,7 +96,7 @@ def one_way_curve(ranks: Ranks, summed: bool) -> Curve:
 
 
 def _rings(ranks: Ranks, steps: int, crossing: int, summed: bool) -> Iterator[np.ndarray]:
-    """Microseconds by size, of each protocol."""
+    """Microseconds by size, of each protocol: the rates and latencies of `ncclTopoTuneModel`."""
     generation = GENERATIONS[ranks.generation]
     several, channels = ranks.hosts > 1, ranks.inside / 1e9 / _CHANNEL
     bus = ranks.between / 1e9 if several else ranks.inside / 1e9
@@ -111,6 +111,7 @@ def _rings(ranks: Ranks, steps: int, crossing: int, summed: bool) -> Iterator[np
         latency = _RING_BASE[protocol]
         latency += (steps - crossing) * step + crossing * _RING_NET[protocol]
         fill: np.ndarray | float = 1.0
+        # "Plateau effect of ring" in NCCL's own words (`ncclTopoGetAlgoTime`).
         if protocol == _SIMPLE and several and summed:
             plateau = _PLATEAU_VOLTA if ranks.generation == "volta" else _PLATEAU
             fill = np.where(_PLATEAU_BYTES * channels * ranks.size <= _SIZES, plateau, 1.0)
@@ -118,7 +119,7 @@ def _rings(ranks: Ranks, steps: int, crossing: int, summed: bool) -> Iterator[np
 
 
 def _trees(ranks: Ranks) -> Iterator[np.ndarray]:
-    """Of all-reduces, of each protocol: up to the root and down again."""
+    """The same of all-reduces over a tree: up to the root and down again."""
     generation = GENERATIONS[ranks.generation]
     several, channels = ranks.hosts > 1, ranks.inside / 1e9 / _CHANNEL
     bus = ranks.between / 1e9 if several else ranks.inside / 1e9

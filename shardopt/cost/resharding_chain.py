@@ -159,6 +159,7 @@ def _moves_with_bytes(
     local, target = (whole // _tiles(sharding.axes, sizes) for sharding in (state, dst))
     moves = []
     for kind, over, after in _moves(state, dst, sizes):
+        # In integers, so that chains of equal cost compare as equal.
         wire, full = _wire_and_full(kind, _tiles(over, sizes), local)
         # Only gathers make what a device holds larger, by as much as they send.
         left = max(0, target - whole // _tiles(after.axes, sizes))
@@ -274,9 +275,8 @@ def _aligned(state: Dims, dst: Dims, unreduced: Axes, sizes: dict[str, int]) -> 
     ]
     places = [(d, k) for d, dim in enumerate(state) for k in range(len(dim)) if (d, k) not in stay]
     axis_at = dict(stay)
-    for d, k in sorted(
-        places, key=lambda place: state[place[0]][place[1]] not in free
-    ):  # those that can stay first
+    # Those that can stay first.
+    for d, k in sorted(places, key=lambda place: state[place[0]][place[1]] not in free):
         current = state[d][k]
         axis_at[d, k] = (
             current

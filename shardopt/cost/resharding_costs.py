@@ -39,7 +39,7 @@ class ReshardingCosts:
         self._chain_of = np.full((0, 0), _UNKNOWN, dtype=np.int64)  # of all numbered shardings
         self._chains: dict[tuple[int, ...], int] = {}
         self._steps: dict[_Step, int] = {}
-        self._priced: tuple[CurveTable, np.ndarray, np.ndarray] | None = None
+        self._curves: tuple[CurveTable, np.ndarray, np.ndarray] | None = None
 
     def table(
         self, sources: Sequence[Sharding], targets: Sequence[Sharding], size_bytes: int
@@ -61,7 +61,7 @@ class ReshardingCosts:
         for row, column in np.argwhere(self._chain_of[at] == _UNKNOWN).tolist():
             self._chain_of[rows[row], columns[column]] = self._chain(sources[row], targets[column])
         chains = self._chain_of[at]
-        seconds, steps = self._price(size_bytes)
+        seconds, steps = self._costs(size_bytes)
         chains = np.where(chains == _NONE, len(seconds), chains)
         return ChainTable(np.append(seconds, np.inf)[chains], np.append(steps, 0)[chains])
 
@@ -69,20 +69,19 @@ class ReshardingCosts:
         """The number of the chain; equal chains have one."""
         if not can_reshard(source, target):
             return _NONE
-        steps = resharding_steps(
-            source, target, self._mesh, (), 1
-        )  # bytes are then shares of the whole
+        # Bytes are then shares of the whole.
+        steps = resharding_steps(source, target, self._mesh, (), 1)
         chain = tuple(
             self._steps.setdefault((s.kind, s.axes, s.bytes), len(self._steps)) for s in steps
         )
         if chain not in self._chains:
             self._chains[chain] = len(self._chains)
-            self._priced = None
+            self._curves = None
         return self._chains[chain]
 
-    def _price(self, size_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    def _costs(self, size_bytes: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds and number of steps of every chain."""
-        if self._priced is None:
+        if self._curves is None:
             curves = CurveTable(
                 [
                     collective_curve(self._cluster, self._mesh, kind, axes)
@@ -95,11 +94,11 @@ class ReshardingCosts:
             padded = [
                 [*chain, *[len(self._steps)] * (longest - len(chain))] for chain in self._chains
             ]
-            self._priced = (
+            self._curves = (
                 curves,
                 shares,
                 np.array(padded, dtype=np.int64).reshape(len(self._chains), longest),
             )
-        table, shares, chains = self._priced
+        table, shares, chains = self._curves
         seconds = np.append(table.at(shares * size_bytes), 0.0) if len(shares) else np.zeros(1)
         return seconds[chains].sum(axis=1), (chains < len(shares)).sum(axis=1)

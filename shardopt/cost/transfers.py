@@ -1,15 +1,14 @@
 """Time of point-to-point messages: what a cross-mesh resharding costs.
 
 Inside a host every device has a link of its own; between hosts the messages of a host share its
-NIC, each direction for itself, whether they go to a host of the same group or of another,
-and those inside a group share its fabric where it is narrower than the NICs. Copies inside a
-device cost nothing. Where sending was measured for as many senders at once, that tells what a load
-takes.
+NIC, each direction for itself, whether they go to a host of the same group or of another, and those
+inside a group share its fabric where it is narrower than the NICs. Copies inside a device cost
+nothing. Where sending was measured for as many senders at once, that tells what a load takes.
 
 There are two figures for messages that start together. `messages_seconds` is what the busiest link
 needs: less is not possible, and it is what an estimate is made with as long as nobody has said who
 sends what. `Ordered` sends messages in the order in which they are given, one at a time over each
-link: what a plan is priced with. In a good order (`shardopt.solve.resharding.message_order`) the
+link: what the costs of a plan are. In a good order (`shardopt.solve.resharding.message_order`) the
 two agree."""
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ CHOICES = "shardopt.choices"
 def write_choices(main: ir.Operation, choices: Mapping[str, PlannedShardings]) -> None:
     """`choices` by the name of the mesh."""
     values = {
-        mesh: {name: value for name, value in asdict(given).items() if value}
-        for mesh, given in choices.items()
+        mesh: {name: value for name, value in asdict(planned).items() if value}
+        for mesh, planned in choices.items()
     }
     main.attributes[CHOICES] = from_values(values)
 

@@ -1,4 +1,4 @@
-"""The profile of a cluster's devices inside `shardopt.cluster`: what later phases price with.
+"""The profile of a cluster's devices inside `shardopt.cluster`: the base of later costs.
 
 profile = {device = "cpu", devices = 4 : i64, speeds = array<f64: 4.0, 2.0, 1.3, 1.0>, measurements
            = [ {kind = "matmul", dtype = "f32", devices = 1 : i64, placement = "intra_host",

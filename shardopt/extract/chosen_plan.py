@@ -19,12 +19,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import TOPOLOGY, parse_mesh_tensor, read_topology
 from shardopt.dialect.plain_mesh import read_plain_mesh
-from shardopt.dialect.strategy import (
-    CLONE,
-    OpStrategy,
-    read_strategy,
-    write_strategy,
-)
+from shardopt.dialect.strategy import CLONE, OpStrategy, read_strategy, write_strategy
 from shardopt.extract.control_flow import RegionReader, numbered_operations
 from shardopt.extract.op_graph import free_values
 from shardopt.graph.op_flops import Work

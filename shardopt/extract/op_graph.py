@@ -71,7 +71,8 @@ def read_tensor(type_: ir.Type) -> Tensor:
     """Raises ValueError for anything but a ranked tensor of static shape."""
     if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         raise ValueError(f"expected a ranked tensor of static shape, found {type_}")
-    return Tensor(tuple(type_.shape), *_element(str(type_.element_type), type_.element_type))
+    dtype = str(type_.element_type)
+    return Tensor(tuple(type_.shape), dtype, _element_bits(dtype) // 8)
 
 
 def find_unreadable(root: ir.Operation) -> tuple[ir.Operation, ir.Type] | None:
@@ -99,16 +100,13 @@ def _element_bits(text: str) -> int:
         return _BITS[text]
     if text.startswith("complex<"):
         return 2 * _element_bits(text[8:-1])
+    # Two characters: no element type has three digits, and those behind (`f8E4M3FN`) are no bits.
     digits = "".join(
         character
         for character in text.removeprefix("b").lstrip("fuisTF")[:2]
         if character.isdigit()
     )
     return max(8, int(digits or 8))
-
-
-def _element(text: str, _: ir.Type) -> tuple[str, int]:
-    return text, _element_bits(text) // 8
 
 
 def read_rule(op: ir.Operation) -> FactorRule | None:
@@ -280,9 +278,8 @@ class GraphReader:
         defines it)."""
         if value not in self.index:
             type_ = value.type
-            if (
-                type_ not in self.types
-            ):  # few of them, and reading one takes longer than all else about a value
+            # Few of them, and reading one takes longer than all else about a value.
+            if type_ not in self.types:
                 self.types[type_] = read_tensor(type_)
             self.index[value] = self.fresh(self.types[type_])
         return self.index[value]

@@ -58,7 +58,9 @@ def _attributes(op: ir.Operation, regions: list[Work]) -> Mapping[str, object]:
     if op.name == "stablehlo.fft":
         return {"fft_length": tuple(ir.DenseI64ArrayAttr(op.attributes["fft_length"]))}
     if op.name in ("stablehlo.reduce_window", "stablehlo.select_and_scatter"):
-        given = "window_dimensions" in op.attributes
-        window = tuple(ir.DenseI64ArrayAttr(op.attributes["window_dimensions"])) if given else ()
+        has_window = "window_dimensions" in op.attributes
+        window = (
+            tuple(ir.DenseI64ArrayAttr(op.attributes["window_dimensions"])) if has_window else ()
+        )
         return {"window_dimensions": window, "select": regions[0]}
     return {}

@@ -126,13 +126,13 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     graph = StageGraph(
         tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _, _) in edges.items())
     )
-    outside_loop = step_bytes(program, by_name)
+    held = step_bytes(program, by_name)
     return PipelineGraph(
         graph,
         seconds,
         tuple(delay for _, delay, _ in edges.values()),
         kept,
-        outside_loop.in_loop,
+        held.in_loop,
         num_stages,
         tuple(
             numbers[homes[stage]] if stage in homes else min(stage, len(meshes) - 1)
@@ -141,7 +141,7 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
         tuple(tuple(sorted(nics)) for _, _, nics in edges.values()),
         sharing_of(cluster, [mesh.devices for mesh in meshes]) if cluster is not None else None,
         live_values(program, by_name, task_of),
-        outside_loop.outside_loop,
+        held.outside_loop,
     )
 
 

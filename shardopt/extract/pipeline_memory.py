@@ -69,6 +69,7 @@ def step_bytes(program: Program, meshes: Mapping[str, Mesh]) -> StepBytes:
             value for value in reads[position] if last[value] == position and value not in stay
         }
         if op.name == "mpmd.transfer":
+            # What is sent costs the receiver memory only from its first reader on, which is below.
             made, over = [], set[ir.Value]()
         elif op == program.loop:
             made, over = list(op.results), dying.intersection(op.operands)

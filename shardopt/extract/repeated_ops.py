@@ -37,12 +37,12 @@ def repeated_ops(ops: Sequence[ir.Operation]) -> dict[ir.Operation, ir.Operation
 def behind_barriers(ops: Sequence[ir.Operation]) -> set[ir.Operation]:
     """Those of `ops` that read what came out of a barrier, or is computed from that."""
     values = set[ir.Value]()
-    found = set[ir.Operation]()
+    behind = set[ir.Operation]()
     for op in ops:
         if op.name == BARRIER or any(value in values for value in reads(op)):
-            found.add(op)
+            behind.add(op)
             values.update(op.results)
-    return found
+    return behind
 
 
 class _Numbering:
@@ -60,6 +60,7 @@ class _Numbering:
                 self.number[result] = self._of(operand)
             self.behind.update(op.results)
             return
+        # What is not pure repeats nothing, and nothing repeats it.
         first = self.first.setdefault(self._key(op, {}), op) if _is_pure(op) else op
         if any(value in self.behind for value in reads(op)):
             self.behind.update(op.results)

@@ -31,11 +31,9 @@ def _factor(rule: FactorRule, dim: int, kinds: frozenset[int]) -> int | None:
 def convolution_windows(op: ir.Operation) -> tuple[Window, ...]:
     """How the kernel moves along each of its spatial dimensions; there are no factors (-1)."""
     dims = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-    source, kernel, target = (
-        shape_of(op.operands[0]),
-        shape_of(op.operands[1]),
-        shape_of(op.results[0]),
-    )
+    source = shape_of(op.operands[0])
+    kernel = shape_of(op.operands[1])
+    target = shape_of(op.results[0])
     spatial = list(dims.input_spatial_dimensions)
     stride, spacing, dilation = (
         _numbers(op, name, [1] * len(spatial))

@@ -184,10 +184,8 @@ class _Verifier:
                 return (
                     self.report(op, f"expected attribute '{key}', found none") if in_body else None
                 )
-        kind, stage = (
-            ir.StringAttr(op.attributes[KIND]).value,
-            int(ir.IntegerAttr(op.attributes[STAGE])),
-        )
+        kind = ir.StringAttr(op.attributes[KIND]).value
+        stage = int(ir.IntegerAttr(op.attributes[STAGE]))
         if in_body and kind not in BODY_KINDS:
             self.report(
                 op,
@@ -321,10 +319,8 @@ class _Verifier:
     ) -> None:
         """A carried value must be read and written by one task, else the schedule could not reorder
         microbatches."""
-        arguments, returned = (
-            list(entry_block(body).arguments),
-            list(end_of(entry_block(body)).operands),
-        )
+        arguments = list(entry_block(body).arguments)
+        returned = list(end_of(entry_block(body)).operands)
         passed: dict[ir.Value, list[int]] = {}
         for position, operand in enumerate(call.operands):
             passed.setdefault(operand, []).append(position)

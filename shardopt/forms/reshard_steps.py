@@ -58,9 +58,8 @@ def find_plan_fault(
 
     `source_tiles` and `target_tiles` give the tile of each source and target device. What a device
     passes on in a later phase it must have received in a phase before that."""
-    received: dict[int, list[tuple[int, Slice]]] = {
-        device: [] for device in target_tiles
-    }  # with the phase
+    # With the phase.
+    received: dict[int, list[tuple[int, Slice]]] = {device: [] for device in target_tiles}
     for step in sorted(steps, key=lambda step: step.phase):
         text = (
             f"phase {step.phase}, device {step.source} to {step.target}, "

@@ -54,10 +54,8 @@ def violations(module: ir.Module) -> Iterator[Violation]:
 
 
 def _of_body_topology(program: Program) -> Iterator[Violation]:
-    expected, topology = (
-        program.main.attributes[TOPOLOGY],
-        program.body.attributes.get(TOPOLOGY, None),
-    )
+    expected = program.main.attributes[TOPOLOGY]
+    topology = program.body.attributes.get(TOPOLOGY, None)
     if topology != expected:
         name = symbol_name(program.body)
         yield Violation(

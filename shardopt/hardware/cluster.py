@@ -49,14 +49,12 @@ class Device:
     devices, if anything was (`with_profile`)."""
 
     name: str
-    peak_flops: Mapping[str, float] = field(
-        hash=False
-    )  # a dict has no hash; equal devices still hash equally
+    # A dict has no hash; equal devices still hash equally.
+    peak_flops: Mapping[str, float] = field(hash=False)
     memory_bytes: int
     memory_bandwidth: float
-    kernels: KernelRates | None = field(
-        default=None, repr=False
-    )  # plan files hold hashes of the text without it
+    # Plan files hold hashes of the text without it.
+    kernels: KernelRates | None = field(default=None, repr=False)
     profile: Profile | None = None
 
 
@@ -74,7 +72,7 @@ class HostGroup:
     its devices.
 
     `fabric_bandwidth`, bytes/s in one direction, bounds what all hosts of the group send to each
-    other at once; None where the network between them carries what their cards can send.
+    other at once; None where the network between them carries what their NICs can send.
 
     `nccl` is the generation of GPUs between which NCCL runs collectives, one of `NCCL_GENERATIONS`;
     None where others do."""
@@ -100,7 +98,7 @@ class HostGroup:
 @dataclass(frozen=True)
 class GroupLink:
     """The link from a host of one group to a host of another, both ways. A host's messages share
-    its network card."""
+    its NIC."""
 
     groups: tuple[str, str]
     link: Link

@@ -90,11 +90,11 @@ _GROUP_FIELDS = {
     "devices_per_host": Field(COUNT, "devices of one machine"),
     "device": Field(DEVICE, "what one device can do"),
     "intra_host": Field(LINK, "between two devices of a host; every device has a link of its own"),
-    "inter_host": Field(LINK, "a host's network card, shared by its devices"),
+    "inter_host": Field(LINK, "a host's NIC, shared by its devices"),
     "dispatch_seconds": Field(NOT_NEGATIVE, "seconds that the host takes to start one program"),
     "fabric_bandwidth": Field(
         Nullable(POSITIVE),
-        "bytes/s that all hosts together can send each other; left out: what their cards can",
+        "bytes/s that all hosts together can send each other; left out: what their NICs can",
         None,
     ),
     "nccl": Field(

@@ -40,6 +40,7 @@ class Curve:
         origin. Raises ValueError for others."""
         x, y = tuple(map(float, sizes)), tuple(map(float, seconds))
         _check_points(x, y)
+        # One point says nothing of a latency.
         if len(x) == 1:
             return Curve((0.0,), (0.0,), (y[0] / x[0],))
         slopes = tuple((d - c) / (b - a) for a, b, c, d in zip(x, x[1:], y, y[1:], strict=False))

@@ -26,9 +26,8 @@ COMPUTE_KINDS = (MATMUL, BATCH_MATMUL, CONVOLUTION, ELEMENTWISE, TRANSCENDENTAL,
 # `shardopt.cost.collectives`.
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
 SEND = "send"  # bytes of one message between meshes; a group sends as many at once
-DISPATCH = (
-    "dispatch"  # arguments and results of one call of a compiled function on a group of devices
-)
+# Arguments and results of one call of a compiled function on a group of devices.
+DISPATCH = "dispatch"
 KINDS = (*COMPUTE_KINDS, *COLLECTIVE_KINDS, SEND, DISPATCH)
 
 INTRA_HOST, INTER_HOST = "intra_host", "inter_host"

@@ -55,8 +55,8 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
     """Placement of the groups formed by `axes` together; KeyError for an axis the mesh does not
     have.
 
-    A ring crosses a host's network card once, however many of its members sit on the host, so the
-    card is shared by the number of crossing groups on the busiest host, and a narrow fabric by the
+    A ring crosses a host's NIC once, however many of its members sit on the host, so the NIC is
+    shared by the number of crossing groups on the busiest host, and a narrow fabric by the
     crossings of all hosts. Raises ValueError for a mesh over several host groups."""
     owner = cluster.group_of(mesh)
     index = {name: position for position, name in enumerate(mesh.axis_names)}
@@ -67,9 +67,8 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
     crossing = groups[(groups != groups[:, :1]).any(axis=1)]
     if not crossing.size:
         return GroupPlacement(size, owner.intra_host, 1)
-    members = np.stack(
-        [(crossing == host).sum(axis=1) for host in np.unique(crossing)]
-    )  # [hosts, groups]
+    # [hosts, groups]: how many devices of each group are on each host.
+    members = np.stack([(crossing == host).sum(axis=1) for host in np.unique(crossing)])
     nic = owner.inter_host
     bandwidth = min(
         owner.intra_host.bandwidth_bytes_per_second,

@@ -126,9 +126,8 @@ def module_bytecode(module: ir.Module, version: int | None = None) -> bytes:
 def portable_artifact(module: ir.Module) -> bytes:
     """StableHLO's versioned form, at the newest version. Raises ValueError for ops of other
     dialects."""
-    copy = ir.Module.parse(
-        module_bytecode(module), module.context
-    )  # serialising changes the module that it is given
+    # Serialising changes the module that it is given.
+    copy = ir.Module.parse(module_bytecode(module), module.context)
     data: bytes = stablehlo.serialize_portable_artifact(copy, stablehlo.get_current_version())
     return data
 
@@ -176,10 +175,8 @@ def _parse(
         raise UserError(
             f"'{name}' holds neither MLIR text nor MLIR bytecode (first bytes: {data[:8].hex(' ')})"
         )
-    if (
-        isinstance(source, bytes) or not Path(source).is_file()
-    ):  # stdin and pipes cannot be read again
+    # Stdin and pipes cannot be read again.
+    if isinstance(source, bytes) or not Path(source).is_file():
         return ir.Module.parse(text, context)
-    return ir.Module.parseFile(
-        os.fspath(source), context
-    )  # reads again, but gives every op its file name
+    # Reads again, but gives every op its file name.
+    return ir.Module.parseFile(os.fspath(source), context)

@@ -48,7 +48,7 @@ class Agreement:
 def agreement(group: str, pairings: Sequence[Pairing]) -> Agreement:
     """Of at least one row. Rankings with fewer than `LEAST_RANKED` plans are left out."""
     errors = [abs(pairing.error) for pairing in pairings]
-    ranked = [own for own in by_ranking(pairings) if len(own) >= LEAST_RANKED]
+    ranked = [ranking for ranking in by_ranking(pairings) if len(ranking) >= LEAST_RANKED]
     return Agreement(
         group,
         len(pairings),
@@ -63,11 +63,11 @@ def agreement(group: str, pairings: Sequence[Pairing]) -> Agreement:
 
 def by_ranking(pairings: Iterable[Pairing]) -> tuple[tuple[Pairing, ...], ...]:
     """Plans of one model on one machine, in the order of the first of each."""
-    found: dict[str, list[Pairing]] = {}
+    rankings: dict[str, list[Pairing]] = {}
     for pairing in pairings:
         if pairing.ranking:
-            found.setdefault(pairing.ranking, []).append(pairing)
-    return tuple(map(tuple, found.values()))
+            rankings.setdefault(pairing.ranking, []).append(pairing)
+    return tuple(map(tuple, rankings.values()))
 
 
 def rank_correlation(pairings: Sequence[Pairing]) -> float:

@@ -90,12 +90,12 @@ def _outcome(case: Case) -> Outcome:
 
 
 def _steps(outcomes: Iterable[Outcome]) -> list[Pairing]:
-    found = []
+    pairings = []
     for outcome in outcomes:
         measured = measured_seconds(outcome.row)
         if outcome.step_seconds is not None and measured is not None:
-            found.append(_pairing(outcome.row, outcome.step_seconds, measured))
-    return found
+            pairings.append(_pairing(outcome.row, outcome.step_seconds, measured))
+    return pairings
 
 
 def _memory(outcomes: Iterable[Outcome]) -> list[Pairing]:
@@ -119,5 +119,5 @@ def _ranking(row: Row) -> str:
 
 def _agreements(pairings: Sequence[Pairing]) -> tuple[Agreement, ...]:
     groups = sorted({pairing.group for pairing in pairings})
-    found = [agreement(name, [p for p in pairings if p.group == name]) for name in groups]
-    return (*found, agreement(ALL, pairings)) if len(groups) > 1 else tuple(found)
+    by_group = [agreement(name, [p for p in pairings if p.group == name]) for name in groups]
+    return (*by_group, agreement(ALL, pairings)) if len(groups) > 1 else tuple(by_group)

@@ -219,11 +219,11 @@ def _read_axes(text: str) -> tuple[tuple[str, int], ...] | None:
     if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
         sizes = tuple(map(int, text.split("x")))
         return tuple(zip(AXIS_NAMES, sizes, strict=False)) if len(sizes) <= MAX_AXES else None
-    found = [_AXIS.fullmatch(item) for item in text.split(",")]
-    if len(found) > MAX_AXES:
+    matches = [_AXIS.fullmatch(item) for item in text.split(",")]
+    if len(matches) > MAX_AXES:
         return None
-    axes = tuple((match["name"], int(match["size"])) for match in found if match is not None)
-    return axes if len(axes) == len(found) else None
+    axes = tuple((match["name"], int(match["size"])) for match in matches if match is not None)
+    return axes if len(axes) == len(matches) else None
 
 
 def _read_devices(text: str) -> tuple[int, ...] | None:

@@ -143,8 +143,8 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 def _cross_entropy_forward(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, Residuals]:
     wide = logits.astype(jnp.float32)
     total = _log_total(wide)
-    found = jnp.sum(jnp.where(_is_label(logits, labels), wide, 0.0), axis=-1)
-    return total[..., 0] - found, (logits, labels, total)
+    label_logits = jnp.sum(jnp.where(_is_label(logits, labels), wide, 0.0), axis=-1)
+    return total[..., 0] - label_logits, (logits, labels, total)
 
 
 def _cross_entropy_backward(saved: Residuals, grad: jax.Array) -> Residuals:

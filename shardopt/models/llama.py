@@ -11,9 +11,8 @@ from shardopt.models.specs import LlamaSpec
 from shardopt.models.transformer import Batch, Tree, causal_shares, named_blocks
 from shardopt.models.weights import Weight, matrix
 
-_ROTARY_BASE = (
-    10000.0  # the angle of a pair of numbers turns once in so many tokens, at the slowest
-)
+# The angle of a pair of numbers turns once in so many tokens, at the slowest.
+_ROTARY_BASE = 10000.0
 
 
 def weights(spec: LlamaSpec) -> Tree:

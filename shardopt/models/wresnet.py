@@ -40,7 +40,7 @@ def weights(spec: ResnetSpec) -> Tree:
 
 def _block_weights(into: int, filters: int, width: int, project: bool) -> Tree:
     out = _OUT * filters
-    found = {
+    weights = {
         "reduce": _conv_weight(1, into, filters),
         "reduce_norm": _norm_weights(filters),
         "middle": _conv_weight(3, filters, filters * width),
@@ -49,9 +49,9 @@ def _block_weights(into: int, filters: int, width: int, project: bool) -> Tree:
         "expand_norm": _norm_weights(out, gain=0.0),  # a block begins as the identity
     }
     return (
-        {**found, "project": _conv_weight(1, into, out), "project_norm": _norm_weights(out)}
+        {**weights, "project": _conv_weight(1, into, out), "project_norm": _norm_weights(out)}
         if project
-        else found
+        else weights
     )
 
 

@@ -55,9 +55,8 @@ def timing_list(tree: Sequence[Timed]) -> tuple[Timed, ...]:
     by_name: dict[str, float] = {}
     for row in _all_rows(tree):
         seconds = row.seconds - sum(part.seconds for part in row.parts)
-        if (
-            not row.parts or seconds > 1e-7 * row.seconds
-        ):  # phases and nests are no more than their parts
+        # Phases and nests are no more than their parts.
+        if not row.parts or seconds > 1e-7 * row.seconds:
             by_name[row.name] = by_name.get(row.name, 0.0) + seconds
     return tuple(
         Timed(name, seconds)

@@ -163,9 +163,8 @@ def _device_errors(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
         seen: set[int] = set()
         for device in stage.devices or ():
             first = owner.setdefault(device, k)
-            shared = (
-                first != k and plan.stages[first].devices == stage.devices
-            )  # stages of one mesh
+            # Stages of one mesh.
+            shared = first != k and plan.stages[first].devices == stage.devices
             if device in seen or (first != k and not shared):
                 where = f"stage {first}"
                 yield (

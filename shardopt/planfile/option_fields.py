@@ -57,10 +57,12 @@ def read_options(plan: PlanFile) -> tuple[dict[str, Any], tuple[str, ...]]:
 def options_reader(table: type) -> Record:
     """Reads the options that files may have into a dictionary of those that the file has."""
     readable = (row for row in rows(table) if row.in_file != "no")
-    return Record(_given, {row.field: Field(_reader(row), row.help, _LEFT_OUT) for row in readable})
+    return Record(
+        _without_missing, {row.field: Field(_reader(row), row.help, _LEFT_OUT) for row in readable}
+    )
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _without_missing(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not _LEFT_OUT}
 
 

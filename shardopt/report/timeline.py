@@ -90,10 +90,8 @@ def _mesh_row(
     parts: list[Part] = []
     column = 0
     for span in spans:
-        first, limit = (
-            max(column, round(span.start_seconds * scale)),
-            round(span.end_seconds * scale),
-        )
+        first = max(column, round(span.start_seconds * scale))
+        limit = round(span.end_seconds * scale)
         if limit <= first:
             continue
         runs_once, style = span.task.kind.runs_once, style_of(result, span.task)

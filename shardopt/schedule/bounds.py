@@ -19,9 +19,10 @@ from shardopt.schedule.workload import Workload
 
 
 @dataclass(frozen=True)
-class Ways:
-    """For each task the longest way to its start and from its end, and the longest task on any way
-    there."""
+class LongestPaths:
+    """Longest paths through the graph of one microbatch, for each task: `head` seconds up to its
+    start, `tail` seconds from its end. `before` and `behind`: the longest repeated task on any path
+    up to it and from it, the least by which runs of two microbatches follow each other."""
 
     head: Mapping[StageTask, float]
     tail: Mapping[StageTask, float]
@@ -31,39 +32,39 @@ class Ways:
 
 
 def lower_bound_seconds(work: Workload) -> float:
-    """No schedule is shorter: the busiest mesh with the shortest way to its first and from its last
-    task, and the longest chain of tasks and transfers of one microbatch."""
-    ways = longest_ways(work)
+    """No schedule is shorter: the busiest mesh with the shortest paths to its first and from its
+    last task, and the longest chain of tasks and transfers of one microbatch."""
+    paths = longest_paths(work)
     longest = max(
-        (ways.head[task] + work.task_seconds[task] + ways.tail[task] for task in ways.order),
+        (paths.head[task] + work.task_seconds[task] + paths.tail[task] for task in paths.order),
         default=0.0,
     )
     busiest = 0.0
     for mesh in range(work.num_meshes):
-        tasks = [task for task in ways.order if work.stage_to_mesh[task.stage] == mesh]
+        tasks = [task for task in paths.order if work.stage_to_mesh[task.stage] == mesh]
         if tasks:
             busy = sum(_runs(work, task) * work.task_seconds[task] for task in tasks)
             busiest = max(
                 busiest,
-                min(ways.head[task] for task in tasks)
+                min(paths.head[task] for task in tasks)
                 + busy
-                + min(ways.tail[task] for task in tasks),
+                + min(paths.tail[task] for task in tasks),
             )
     return max(longest, busiest)
 
 
 def one_machine_bound_seconds(work: Workload) -> float:
     """At least `lower_bound_seconds`, and no schedule is shorter; O(tasks log tasks)."""
-    ways, bound = longest_ways(work), lower_bound_seconds(work)
+    paths, bound = longest_paths(work), lower_bound_seconds(work)
     for mesh in range(work.num_meshes):
         jobs = []
-        for task in ways.order:
+        for task in paths.order:
             if work.stage_to_mesh[task.stage] != mesh:
                 continue
             count = _runs(work, task)
             for run in range(count):
-                release = ways.head[task] + run * ways.before[task]
-                tail = ways.tail[task] + (count - 1 - run) * ways.behind[task]
+                release = paths.head[task] + run * paths.before[task]
+                tail = paths.tail[task] + (count - 1 - run) * paths.behind[task]
                 jobs.append((release, work.task_seconds[task], tail))
         bound = max(bound, _jackson(jobs))
     return bound
@@ -96,8 +97,8 @@ def _jackson(jobs: list[tuple[float, float, float]]) -> float:
     return latest
 
 
-def longest_ways(work: Workload) -> Ways:
-    """The ways of all tasks of a graph, in program order."""
+def longest_paths(work: Workload) -> LongestPaths:
+    """Of all tasks of a graph; `order` has every source before its readers."""
     into: dict[StageTask, list[tuple[StageTask, float]]] = {task: [] for task in work.graph.tasks}
     out: dict[StageTask, list[tuple[StageTask, float]]] = {task: [] for task in work.graph.tasks}
     for edge, delay in zip(work.graph.edges, work.transfer_seconds, strict=True):
@@ -107,7 +108,7 @@ def longest_ways(work: Workload) -> Ways:
     seconds = work.task_seconds.__getitem__
     head, before = _longest(order, into, seconds)
     tail, behind = _longest(order[::-1], out, seconds)
-    return Ways(head, tail, before, behind, order)
+    return LongestPaths(head, tail, before, behind, order)
 
 
 def _longest(
@@ -115,13 +116,14 @@ def _longest(
     sources: Mapping[StageTask, list[tuple[StageTask, float]]],
     seconds: Callable[[StageTask], float],
 ) -> tuple[dict[StageTask, float], dict[StageTask, float]]:
-    """The longest way up to each task, and the longest repeated task on ways there (one that runs
-    once repeats not)."""
-    way: dict[StageTask, float] = {}
+    """The longest path up to each task, and the longest task on paths there that runs for every
+    microbatch."""
+    seconds_to: dict[StageTask, float] = {}
     most: dict[StageTask, float] = {}
     for task in order:
-        way[task] = max(
-            (way[source] + seconds(source) + delay for source, delay in sources[task]), default=0.0
+        seconds_to[task] = max(
+            (seconds_to[source] + seconds(source) + delay for source, delay in sources[task]),
+            default=0.0,
         )
         passed = (
             max(most[source], seconds(source))
@@ -129,7 +131,7 @@ def _longest(
             if not source.kind.runs_once
         )
         most[task] = 0.0 if task.kind.runs_once else max(passed, default=0.0)
-    return way, most
+    return seconds_to, most
 
 
 def _program_order(

@@ -65,9 +65,8 @@ def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome
     lane = _lanes(steps, sender) if lanes else sender
     position = [0] * len(steps)
     count = max(lane.values(), default=0) + 1 if lanes else len(steps)
-    queues: list[list[int]] = [
-        [] for _ in range(count)
-    ]  # messages of each lane in the order of their sends
+    # Messages of each lane in the order of their sends.
+    queues: list[list[int]] = [[] for _ in range(count)]
     through = [0] * count  # how many of them have arrived
     # The same of each mesh, and how many have arrived before the first that has not.
     made, first_left = ([[] for _ in steps], [0] * len(steps)) if lanes else (queues, through)
@@ -89,6 +88,8 @@ def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome
                 if lanes:
                     made[mesh].append(value)
                 sent.add(value)
+                # The receiver stands there already; under rendezvous it takes only the first of its
+                # lane.
                 if value in waiting and (not rendezvous or len(queue) == through[at_lane] + 1):
                     runnable.append(waiting.pop(value))
             elif do is recv:
@@ -110,6 +111,7 @@ def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome
                     following = queue[through[at_lane]] if through[at_lane] < len(queue) else -1
                     if following in waiting:
                         runnable.append(waiting.pop(following))
+            # A SENT; eager sends are through at once.
             elif rendezvous and first_left[mesh] < value:
                 settling.add(mesh)
                 break

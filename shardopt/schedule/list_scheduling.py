@@ -2,7 +2,7 @@
 run.
 
 What is urgent is a *rule*: the order of the kinds and how many microbatches a stage may run ahead,
-or the longest way that is left to the end of the step. A patient rule leaves a mesh idle for
+or the longest path that is left to the end of the step. A patient rule leaves a mesh idle for
 something more urgent that is about to arrive. A rule may also build the schedule from its end, as
 the drain is harder than the fill where backwards are split. No rule wins everywhere, so several are
 tried and the simulator decides; the best named schedule takes part as well. Tasks of one kind and
@@ -14,17 +14,15 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shardopt.schedule.bounds import longest_ways
+from shardopt.schedule.bounds import longest_paths
 from shardopt.schedule.graph import Edge, StageGraph
 from shardopt.schedule.tasks import ONCE, Schedule, Task, TaskKind
 from shardopt.schedule.workload import Workload
 
-_FORWARD, _INPUT, _WEIGHT, _BACKWARD = (
-    TaskKind.FORWARD,
-    TaskKind.BACKWARD_INPUT,
-    TaskKind.BACKWARD_WEIGHT,
-    TaskKind.BACKWARD,
-)
+_FORWARD = TaskKind.FORWARD
+_INPUT = TaskKind.BACKWARD_INPUT
+_WEIGHT = TaskKind.BACKWARD_WEIGHT
+_BACKWARD = TaskKind.BACKWARD
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Rule:
     """`kinds`: the most urgent kind first; kinds that are missing come last. `ahead`: how many
     microbatches stage s may have in flight, `base + slope · (stages behind s)`, at least 1; None
     for any number. `deepest_first`: among stages of one mesh the one that is furthest along the
-    pipeline. `by_tail`: instead of all this, the longest way to the end of the step. `patience`:
+    pipeline. `by_tail`: instead of all this, the longest path to the end of the step. `patience`:
     the share of a task's seconds that a mesh waits for a more urgent one instead. `from_end`: the
     order is built backwards, without regard to memory."""
 
@@ -47,7 +45,7 @@ class Rule:
     def __str__(self) -> str:
         patient = f" patience {self.patience:g}" if self.patience else ""
         if self.by_tail:
-            return f"longest way {'from the start' if self.from_end else 'to the end'}{patient}"
+            return f"longest path {'from the start' if self.from_end else 'to the end'}{patient}"
         ahead = "any" if self.slope is None else f"{self.base:g}+{self.slope:g}s"
         return (
             f"{''.join(self.kinds)} ahead "
@@ -148,9 +146,8 @@ class _Run:
         last_stage = max((task.stage for task in self.tasks), default=0)
         self.most = [rule.limit(last_stage - task.stage) for task in self.tasks]
         self.last_of_stage = self._last_tasks()
-        self.expected: dict[
-            tuple[int, int], float
-        ] = {}  # when what waits for one running task alone can start
+        # When what waits for one running task alone can start.
+        self.expected: dict[tuple[int, int], float] = {}
         self.tails = self._tails() if rule.by_tail else []
 
     def _orders(self, rule: Rule) -> list[list[int]]:
@@ -171,11 +168,11 @@ class _Run:
         return orders
 
     def _tails(self) -> list[list[float]]:
-        """For each task and microbatch the longest way to the end of the step, behind the
+        """For each task and microbatch the longest path to the end of the step, behind the
         microbatches after it."""
-        ways, count = longest_ways(self.work), self.work.num_microbatches
+        paths, count = longest_paths(self.work), self.work.num_microbatches
         return [
-            [ways.tail[task] + (count - 1 - i) * ways.behind[task] for i in range(count)]
+            [paths.tail[task] + (count - 1 - i) * paths.behind[task] for i in range(count)]
             for task in self.tasks
         ]
 
@@ -204,6 +201,8 @@ class _Run:
                 self._finish(now, k, i, held, events)
                 heapq.heappush(events, (now, 1, mesh, -1, -1))
                 continue
+            # Woken by a value that arrived while it works: it looks for work once more when its
+            # task ends.
             if not idle[mesh]:
                 continue
             chosen = self._choose(mesh, now, held[mesh])
@@ -245,6 +244,7 @@ class _Run:
         if best < 0:
             return None
         limit = now + self.rule.patience * self.seconds[best]
+        # Its arrival is an event that wakes the mesh, so waiting needs no other.
         if any(urgency < best_urgency and now < time < limit for urgency, time in coming):
             return None
         if self.rule.patience:
@@ -278,6 +278,7 @@ class _Run:
             self.unread[source][i] -= 1
             if not self.unread[source][i]:
                 held[self.home[source]] -= self.bytes[source]
+        # What nobody on its mesh reads is gone with the task.
         if not self.readers[k]:
             held[self.home[k]] -= self.bytes[k]
         for target, delay in self.successors[k]:

@@ -95,9 +95,8 @@ def memory_profiles(
         # Nodes of a mesh are numbered in the order of its list: the smallest one runs first.
         of_tasks = np.array([nodes[task] for task in each.tasks if nodes[task]])
         if of_tasks.size:
-            allocated[of_tasks.min(axis=0)] += (
-                each.bytes
-            )  # no node twice: each is of another microbatch
+            # No node twice: each is of another microbatch.
+            allocated[of_tasks.min(axis=0)] += each.bytes
             last = of_tasks.max(axis=0)
             if each.taken_over:
                 allocated[last] -= each.bytes
@@ -140,6 +139,7 @@ def _profile(
     levels = np.empty(2 * len(allocated) + 1, dtype=np.int64)
     times = np.zeros(2 * len(allocated) + 1)
     levels[0] = fixed
+    # What a task releases is there until it ends.
     levels[1::2], levels[2::2] = after + released, after
     times[1::2], times[2::2] = starts, ends
     return MemoryProfile(tuple(times.tolist()), tuple(levels.tolist()))

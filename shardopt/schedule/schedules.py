@@ -39,9 +39,8 @@ _WHOLE = (TaskKind.FORWARD, TaskKind.BACKWARD)
 _HALVES = (TaskKind.FORWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
 AUTO = "auto"  # in place of a name: the planner chooses
 SEVERAL = -1  # stages a mesh: any number
-_USUAL_STAGES = (
-    2  # of them, where nobody says how many: what halves the bubble for the least extra traffic
-)
+# Stages a mesh where nobody says how many: this halves the bubble for the least extra traffic.
+_USUAL_STAGES = 2
 
 _STALE = "its gradients are of older weights, which is another computation than the model's step"
 _TWICE = "every stage has its weights on two meshes, which no plan gives it"

@@ -29,9 +29,8 @@ class TaskKind(StrEnum):
     UPDATE = "U"
     APPLY = "A"
 
-    __hash__ = (
-        str.__hash__
-    )  # tasks are keys by the hundred thousand, and that of an enum runs in Python
+    # Tasks are keys by the hundred thousand, and that of an enum runs in Python.
+    __hash__ = str.__hash__
 
     @property
     def runs_once(self) -> bool:

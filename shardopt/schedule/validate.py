@@ -76,11 +76,9 @@ def link(schedule: Schedule, graph: StageGraph) -> LinkedSchedule:
 
 
 def _check_tasks(schedule: Schedule) -> None:
-    num_stages, num_microbatches, homes = (
-        schedule.num_stages,
-        schedule.num_microbatches,
-        schedule.stage_to_mesh,
-    )
+    num_stages = schedule.num_stages
+    num_microbatches = schedule.num_microbatches
+    homes = schedule.stage_to_mesh
     for mesh, tasks in enumerate(schedule.tasks):
         where = f"schedule '{schedule.name}', mesh {mesh}"
         for task in tasks:
@@ -108,9 +106,8 @@ def _node_table(
     for node, node_task in enumerate(nodes):
         runs_of_task = by_numbers.get((node_task.kind, node_task.stage))
         if runs_of_task is not None:
-            runs_of_task[node_task.microbatch] = (
-                node  # ONCE is the last, and only, entry of its list
-            )
+            # ONCE is the last, and only, entry of its list.
+            runs_of_task[node_task.microbatch] = node
     for task, runs in table.items():
         if -1 in runs:
             missing = Task(task.kind, task.stage, ONCE if task.kind.runs_once else runs.index(-1))
@@ -164,6 +161,7 @@ def _sweep(
                 break
             done[node] = True
             order.append(node)
+            # Only those who wait for this task are woken, so every list is walked once.
             runnable.extend(waiting.pop(node, ()))
             position[mesh] += 1
     if waiting:

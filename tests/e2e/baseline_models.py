@@ -73,9 +73,8 @@ def mixture() -> tuple[bytes, list[np.ndarray]]:
         x = jnp.tanh(x @ params["shared"])
         gates = jax.nn.softmax(x @ params["gate"], axis=-1)  # [b, s, e]
         chosen = jax.nn.one_hot(jnp.argmax(gates, axis=-1), EXPERTS)
-        place = jax.nn.one_hot(
-            jnp.arange(LENGTH), LENGTH
-        )  # as much room as tokens, so that none is dropped
+        # As much room as tokens, so that none is dropped.
+        place = jax.nn.one_hot(jnp.arange(LENGTH), LENGTH)
         dispatch = chosen[:, :, :, None] * place[None, :, None, :]  # [b, s, e, c]
         sent = jnp.einsum("bsec,bsh->ebch", dispatch, x)
         made = jnp.einsum(

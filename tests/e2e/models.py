@@ -204,9 +204,8 @@ def mixture(tokens: int = 64, width: int = 32, experts: int = 8) -> tuple[bytes,
         weights, chosen = jax.lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
         hot = jax.nn.one_hot(chosen, experts)  # [tokens, 2, experts]
         place = (jnp.cumsum(hot.reshape(-1, experts), axis=0) - 1).reshape(hot.shape) * hot
-        room = jax.nn.one_hot(
-            place.sum(-1).astype(jnp.int32), tokens // 2
-        )  # nothing for those without room
+        # Nothing for those without room.
+        room = jax.nn.one_hot(place.sum(-1).astype(jnp.int32), tokens // 2)
         sent = jnp.einsum("nke,nkc->nec", hot, room)
         h = jax.nn.relu(jnp.einsum("nec,nd,edf->ecf", sent, x, p["up"]))
         return jnp.einsum("nec,ecf,efd,nke,nk->nd", sent, h, p["down"], hot, weights)

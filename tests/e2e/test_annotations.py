@@ -49,12 +49,12 @@ def make_step(mesh: jax.sharding.Mesh) -> Any:
 
 def exported_steps(mesh: jax.sharding.Mesh, arguments: Any) -> list[export.Exported]:
     """The step in Shardy's words and in GSPMD's."""
-    found = []
+    exported = []
     for shardy in (True, False):
         jax.config.update("jax_use_shardy_partitioner", shardy)
-        found.append(export.export(make_step(mesh))(*arguments))
+        exported.append(export.export(make_step(mesh))(*arguments))
     jax.config.update("jax_use_shardy_partitioner", True)
-    return found
+    return exported
 
 
 def check(constraints: str) -> None:
@@ -67,7 +67,9 @@ def check(constraints: str) -> None:
     }
     arguments = (params, jax.random.normal(keys[2], (32, 16)))
     steps = exported_steps(mesh, jax.eval_shape(lambda: arguments))
-    wanted = jax.tree.leaves(make_step(mesh)(jax.tree.map(jnp.copy, params), arguments[1]))
+    expected_results = jax.tree.leaves(
+        make_step(mesh)(jax.tree.map(jnp.copy, params), arguments[1])
+    )
 
     sharded = [shardopt.shard(step, CLUSTER, "2x4", annotations="require") for step in steps]
     specs = [(str(s._in_named_shardings), str(s._out_named_shardings)) for s in sharded]
@@ -76,17 +78,20 @@ def check(constraints: str) -> None:
     results = jax.tree.leaves(
         jax.jit(sharded[0].call, in_shardings=inputs)(*jax.device_put(arguments, inputs))
     )
-    for result, expected in zip(results, wanted, strict=True):
+    for result, expected in zip(results, expected_results, strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
         if expected.ndim:
             assert result.sharding.is_equivalent_to(expected.sharding, expected.ndim), (
                 result.sharding,
                 expected.sharding,
             )
-    for found, axes in zip(
+    for sharding, axes in zip(
         jax.tree.leaves(inputs), ((None, "mp"), ("mp", None), ("dp", None)), strict=True
     ):
-        assert found.is_equivalent_to(NamedSharding(mesh, PartitionSpec(*axes)), 2), (found, axes)
+        assert sharding.is_equivalent_to(NamedSharding(mesh, PartitionSpec(*axes)), 2), (
+            sharding,
+            axes,
+        )
     freed = shardopt.shard(steps[0], CLUSTER, "8", annotations="drop", constraints=constraints)
     assert all(not any(s.spec) for s in freed._in_named_shardings), (
         "a file says that the arguments are whole"
@@ -141,7 +146,7 @@ def test_annotations_reach_the_stages_of_a_pipeline() -> None:
     exported = export.export(jax.jit(step, in_shardings=(weights, None), donate_argnums=0))(
         *abstract
     )
-    said: list[str] = []
+    messages: list[str] = []
     plan = shardopt.optimize(
         exported,
         "cpu-test:1x4",
@@ -149,7 +154,7 @@ def test_annotations_reach_the_stages_of_a_pipeline() -> None:
         microbatches=4,
         submesh="1x2",
         annotations="require",
-        handler=lambda diagnostic: said.append(str(diagnostic)),
+        handler=lambda diagnostic: messages.append(str(diagnostic)),
     )
     texts = dict(plan.phases)
     # four weights, and the values in the middle, forward and backward
@@ -158,7 +163,7 @@ def test_annotations_reach_the_stages_of_a_pipeline() -> None:
     ] == [12, 12, 0]
     main = next(line for line in texts["shard"].splitlines() if "func.func public @main" in line)
     arguments, _, results = main.partition("-> (")
-    asked = re.compile(r'tensor<64x64xf32>, sharding=<@m[01], \[\{"y"\}, \{\}\]>')
+    pattern = re.compile(r'tensor<64x64xf32>, sharding=<@m[01], \[\{"y"\}, \{\}\]>')
     for side in (arguments, results):
-        assert side.count("tensor<64x64xf32>") == len(asked.findall(side)) == 4
-    assert not [text for text in said if "warning" in text]
+        assert side.count("tensor<64x64xf32>") == len(pattern.findall(side)) == 4
+    assert not [text for text in messages if "warning" in text]

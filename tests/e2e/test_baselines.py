@@ -55,10 +55,10 @@ class Planned:
     def moved(self, kind: str, axes: tuple[str, ...] | None = None) -> list[tuple[int, ...]]:
         """The shapes of the tensors that the plan exchanges by one kind of collective, scalars left
         out. Extents are sorted: autodiff transposes some gradients afterwards."""
-        found = [item for item in self.plan.communication if item.step.kind == kind]
+        items = [item for item in self.plan.communication if item.step.kind == kind]
         shapes = [
             self.graph.graph.tensors[c.tensor].shape
-            for c in found
+            for c in items
             if axes is None or c.step.axes == axes
         ]
         return [tuple(sorted(shape)) for shape in shapes if shape]
@@ -116,51 +116,55 @@ def test_inputs_are_told_apart_by_what_reads_them() -> None:
 
 
 def test_data_reduces_every_gradient_once() -> None:
-    found = planned("transformer", "data", "4")
-    assert Counter(found.moved("all_reduce")) == found.weight_shapes()
-    assert {c.step.kind for c in found.plan.communication} == {"all_reduce"}
-    assert all(found.plan.shardings[k].is_replicated for k in found.input_kinds.state)
+    baseline = planned("transformer", "data", "4")
+    assert Counter(baseline.moved("all_reduce")) == baseline.weight_shapes()
+    assert {c.step.kind for c in baseline.plan.communication} == {"all_reduce"}
+    assert all(baseline.plan.shardings[k].is_replicated for k in baseline.input_kinds.state)
 
 
 def test_zero1_splits_the_optimizer_state_and_gathers_the_weights() -> None:
-    found = planned("transformer", "zero1", "4")
-    assert all(found.plan.shardings[k].axes == ("x",) for k in found.flow().slots)
-    assert all(found.plan.shardings[k].is_replicated for k in found.flow().weights)
+    baseline = planned("transformer", "zero1", "4")
+    assert all(baseline.plan.shardings[k].axes == ("x",) for k in baseline.flow().slots)
+    assert all(baseline.plan.shardings[k].is_replicated for k in baseline.flow().weights)
     assert (
-        Counter(found.moved("all_reduce"))
-        == Counter(found.moved("all_gather"))
-        == found.weight_shapes()
+        Counter(baseline.moved("all_reduce"))
+        == Counter(baseline.moved("all_gather"))
+        == baseline.weight_shapes()
     )
-    assert not found.moved("reduce_scatter")
+    assert not baseline.moved("reduce_scatter")
 
 
 def test_zero2_scatters_the_gradients_too() -> None:
-    found = planned("transformer", "zero2", "4")
+    baseline = planned("transformer", "zero2", "4")
     assert (
-        Counter(found.moved("reduce_scatter"))
-        == Counter(found.moved("all_gather"))
-        == found.weight_shapes()
+        Counter(baseline.moved("reduce_scatter"))
+        == Counter(baseline.moved("all_gather"))
+        == baseline.weight_shapes()
     )
-    assert not found.moved("all_reduce")
+    assert not baseline.moved("all_reduce")
 
 
 def test_zero3_splits_the_weights_too() -> None:
-    found = planned("transformer", "zero3", "4")
-    state = found.flow().weights | found.flow().slots
-    assert all(found.plan.shardings[k].axes == ("x",) for k in state)
-    gathered, scattered = Counter(found.moved("all_gather")), Counter(found.moved("reduce_scatter"))
-    assert scattered == found.weight_shapes()
-    assert set(gathered) == set(found.weight_shapes()) and gathered >= found.weight_shapes()
+    baseline = planned("transformer", "zero3", "4")
+    state = baseline.flow().weights | baseline.flow().slots
+    assert all(baseline.plan.shardings[k].axes == ("x",) for k in state)
+    gathered, scattered = (
+        Counter(baseline.moved("all_gather")),
+        Counter(baseline.moved("reduce_scatter")),
+    )
+    assert scattered == baseline.weight_shapes()
+    assert set(gathered) == set(baseline.weight_shapes()) and gathered >= baseline.weight_shapes()
 
 
 def test_zero_holds_a_fraction_of_the_state() -> None:
     """Of weights and two slots each: all; the weights and a quarter of the slots; a quarter."""
 
     def held(preset: str) -> int:
-        found = planned("transformer", preset, "4")
-        tensors, mesh = found.graph.graph.tensors, found.graph.mesh
+        baseline = planned("transformer", preset, "4")
+        tensors, mesh = baseline.graph.graph.tensors, baseline.graph.mesh
         tiles = {
-            k: prod(found.plan.shardings[k].tile_counts(mesh)) for k in found.input_kinds.state
+            k: prod(baseline.plan.shardings[k].tile_counts(mesh))
+            for k in baseline.input_kinds.state
         }
         return sum(tensors[k].size_bytes // count for k, count in tiles.items())
 
@@ -169,25 +173,27 @@ def test_zero_holds_a_fraction_of_the_state() -> None:
 
 
 def test_mics_splits_the_state_over_the_inner_axis_alone() -> None:
-    found = planned("transformer", "mics")
-    state = found.flow().weights | found.flow().slots
-    assert all(found.plan.shardings[k].axes == ("y",) for k in state)
+    baseline = planned("transformer", "mics")
+    state = baseline.flow().weights | baseline.flow().slots
+    assert all(baseline.plan.shardings[k].axes == ("y",) for k in state)
     # Positions are wanted in parts.
-    assert {*found.moved("all_gather", ("y",)), (LENGTH, HIDDEN)} >= set(found.weight_shapes())
-    assert not found.moved("all_gather", ("x",))
-    batch = found.input_kinds.batch
-    assert all(found.plan.shardings[k] == Sharding((("x", "y"), (), ())) for k in batch)
+    assert {*baseline.moved("all_gather", ("y",)), (LENGTH, HIDDEN)} >= set(
+        baseline.weight_shapes()
+    )
+    assert not baseline.moved("all_gather", ("x",))
+    batch = baseline.input_kinds.batch
+    assert all(baseline.plan.shardings[k] == Sharding((("x", "y"), (), ())) for k in batch)
 
 
 def test_megatron_reduces_twice_a_layer_forward_and_backward() -> None:
-    found = planned("transformer", "megatron")
-    assert Counter(found.moved("all_reduce", ("y",)))[ACTIVATION] == 4 * LAYERS
-    assert Counter(found.moved("all_reduce", ("x",))) == found.weight_shapes()
-    assert not found.moved("all_gather") and not found.moved("all_to_all")
+    baseline = planned("transformer", "megatron")
+    assert Counter(baseline.moved("all_reduce", ("y",)))[ACTIVATION] == 4 * LAYERS
+    assert Counter(baseline.moved("all_reduce", ("x",))) == baseline.weight_shapes()
+    assert not baseline.moved("all_gather") and not baseline.moved("all_to_all")
     split = {
-        found.graph.graph.tensors[k].shape: str(found.plan.shardings[k])
-        for k in sorted(found.flow().weights)
-        if len(found.graph.graph.tensors[k].shape) > 1
+        baseline.graph.graph.tensors[k].shape: str(baseline.plan.shardings[k])
+        for k in sorted(baseline.flow().weights)
+        if len(baseline.graph.graph.tensors[k].shape) > 1
     }
     head = HIDDEN // 4
     assert split == {
@@ -200,80 +206,79 @@ def test_megatron_reduces_twice_a_layer_forward_and_backward() -> None:
 
 
 def test_sequence_scatters_and_gathers_where_megatron_reduces() -> None:
-    found = planned("transformer", "sequence")
-    assert Counter(found.moved("reduce_scatter", ("y",)))[ACTIVATION] == 4 * LAYERS
+    baseline = planned("transformer", "sequence")
+    assert Counter(baseline.moved("reduce_scatter", ("y",)))[ACTIVATION] == 4 * LAYERS
     # What the first layer reads has not been scattered.
-    assert Counter(found.moved("all_gather", ("y",)))[ACTIVATION] == 4 * LAYERS - 1
-    assert ACTIVATION not in found.moved("all_reduce")
+    assert Counter(baseline.moved("all_gather", ("y",)))[ACTIVATION] == 4 * LAYERS - 1
+    assert ACTIVATION not in baseline.moved("all_reduce")
 
 
 def test_summa_splits_weights_and_activations_on_both_axes() -> None:
-    found = planned("transformer", "summa-2d")
-    tensors = found.graph.graph.tensors
+    baseline = planned("transformer", "summa-2d")
+    tensors = baseline.graph.graph.tensors
     matrices = [
         k
-        for k in found.flow().weights
+        for k in baseline.flow().weights
         if len(tensors[k].shape) > 1 and tensors[k].shape != (LENGTH, HIDDEN)
     ]
-    assert all(set(found.plan.shardings[k].axes) == {"x", "y"} for k in matrices)
+    assert all(set(baseline.plan.shardings[k].axes) == {"x", "y"} for k in matrices)
     layers = [
         k
         for k, tensor in enumerate(tensors)
-        if tensor.shape == ACTIVATION and found.flow().depends[k]
+        if tensor.shape == ACTIVATION and baseline.flow().depends[k]
     ]
-    both = [k for k in layers if found.plan.shardings[k] == Sharding((("x",), (), ("y",)))]
-    assert len(both) > 0.8 * len([k for k in layers if k not in found.input_kinds.batch])
-    assert Counter(found.moved("all_gather", ("x",))) >= Counter(
+    both = [k for k in layers if baseline.plan.shardings[k] == Sharding((("x",), (), ("y",)))]
+    assert len(both) > 0.8 * len([k for k in layers if k not in baseline.input_kinds.batch])
+    assert Counter(baseline.moved("all_gather", ("x",))) >= Counter(
         tuple(sorted(tensors[k].shape)) for k in matrices
     )
-    assert ACTIVATION in found.moved("all_gather", ("y",))
+    assert ACTIVATION in baseline.moved("all_gather", ("y",))
 
 
 def test_experts_are_split_and_tokens_exchanged() -> None:
-    found = planned("mixture", "expert")
-    tensors = found.graph.graph.tensors
-    experts = [k for k in found.flow().weights if len(tensors[k].shape) == 3]
-    assert all(found.plan.shardings[k] == Sharding((("y",), (), ())) for k in experts)
+    baseline = planned("mixture", "expert")
+    tensors = baseline.graph.graph.tensors
+    experts = [k for k in baseline.flow().weights if len(tensors[k].shape) == 3]
+    assert all(baseline.plan.shardings[k] == Sharding((("y",), (), ())) for k in experts)
     assert all(
-        found.plan.shardings[k].is_replicated for k in found.flow().weights if k not in experts
+        baseline.plan.shardings[k].is_replicated
+        for k in baseline.flow().weights
+        if k not in experts
     )
-    exchanged = Counter(found.moved("all_to_all"))
+    exchanged = Counter(baseline.moved("all_to_all"))
     # To the experts and back, forward and backward.
     assert exchanged[tuple(sorted((EXPERTS, BATCH, LENGTH, HIDDEN)))] == 4
-    assert set(found.moved("all_reduce", ("x",))) >= {
+    assert set(baseline.moved("all_reduce", ("x",))) >= {
         tuple(sorted(tensors[k].shape)) for k in experts
     }
-    assert set(found.moved("all_gather")) <= {
-        (LENGTH, LENGTH)
-    }  # the constant places, made in parts
+    # The constant places, made in parts.
+    assert set(baseline.moved("all_gather")) <= {(LENGTH, LENGTH)}
 
 
 @pytest.mark.parametrize("preset", ["expert-zero1", "expert-zero2", "expert-zero3"])
 def test_zero_splits_the_state_of_experts_over_the_axis_that_repeats_them(preset: str) -> None:
-    found = planned("mixture", preset)
-    tensors, flow = found.graph.graph.tensors, found.flow()
+    baseline = planned("mixture", preset)
+    tensors, flow = baseline.graph.graph.tensors, baseline.flow()
     experts = {k for k in flow.weights if len(tensors[k].shape) == 3}
     slots = {slot for weight in experts for slot in flow.slots_of[weight]}
     assert len(slots) == 2 * len(experts) > 0
-    whole, split = (
-        Sharding((("y",), (), ())),
-        [set(found.plan.shardings[k].axes) for k in sorted(flow.slots)],
-    )
-    assert all(found.plan.shardings[k].dims[0] == ("y",) for k in experts | slots)
+    whole = Sharding((("y",), (), ()))
+    split = [set(baseline.plan.shardings[k].axes) for k in sorted(flow.slots)]
+    assert all(baseline.plan.shardings[k].dims[0] == ("y",) for k in experts | slots)
     assert all(axes == {"x", "y"} for axes in split)
     unsplit = {whole, *map(Sharding.replicated, range(4))}
-    in_parts = {k for k in flow.weights if found.plan.shardings[k] not in unsplit}
+    in_parts = {k for k in flow.weights if baseline.plan.shardings[k] not in unsplit}
     assert in_parts == (flow.weights if preset == "expert-zero3" else set())
-    scattered = Counter(found.moved("reduce_scatter"))
+    scattered = Counter(baseline.moved("reduce_scatter"))
     of_experts = Counter(tuple(sorted(tensors[k].shape)) for k in experts)
     assert (scattered >= of_experts) == (preset != "expert-zero1")
-    assert Counter(found.moved("all_gather", ("x",))) >= of_experts
+    assert Counter(baseline.moved("all_gather", ("x",))) >= of_experts
 
 
 def test_shardy_splits_the_batch_as_data_does() -> None:
-    found = planned("transformer", "shardy", "4")
-    assert Counter(found.moved("all_reduce")) == found.weight_shapes()
-    assert not found.moved("all_gather")
+    baseline = planned("transformer", "shardy", "4")
+    assert Counter(baseline.moved("all_reduce")) == baseline.weight_shapes()
+    assert not baseline.moved("all_gather")
 
 
 @pytest.mark.parametrize(
@@ -287,10 +292,10 @@ def test_no_baseline_is_cheaper_than_the_solver(model: str, mesh: str) -> None:
             baseline = planned(model, preset, mesh)
         except UserError:
             continue
-        found = evaluate(best.problem.problem, baseline.solution.choice)
-        assert found.feasible
-        assert found.objective == pytest.approx(baseline.solution.objective)
-        assert best.solution.objective * (1 - GAP) <= found.objective, preset
+        evaluation = evaluate(best.problem.problem, baseline.solution.choice)
+        assert evaluation.feasible
+        assert evaluation.objective == pytest.approx(baseline.solution.objective)
+        assert best.solution.objective * (1 - GAP) <= evaluation.objective, preset
         compared += 1
     assert compared >= len(PRESETS) - 6
 
@@ -298,8 +303,8 @@ def test_no_baseline_is_cheaper_than_the_solver(model: str, mesh: str) -> None:
 def test_the_solver_starts_from_a_baseline_when_it_may_not_search() -> None:
     baseline = planned("transformer", "sequence")
     free = baseline.tables.problem(tied=baseline.input_kinds.tied)
-    found = free.solve(time_limit_seconds=1e-6, start=baseline.solution.choice)
-    assert found.objective <= evaluate(free.problem, baseline.solution.choice).objective
+    solution = free.solve(time_limit_seconds=1e-6, start=baseline.solution.choice)
+    assert solution.objective <= evaluate(free.problem, baseline.solution.choice).objective
 
 
 @pytest.mark.parametrize(

@@ -160,9 +160,8 @@ def test_numbers_and_collectives(model: Callable[[], Model]) -> None:
 def test_numbers_and_collectives_on_a_grid(model: Callable[[], Model], shardy: bool) -> None:
     compiled = compile_sharded(model(), "2x2", shardy=shardy)
     if model is switched and not shardy:
-        check_numbers(
-            compiled
-        )  # GSPMD gives one sharding to what several branches capture, whatever they say
+        # GSPMD gives one sharding to what several branches capture, whatever they say.
+        check_numbers(compiled)
     else:
         check(model, compiled)
 

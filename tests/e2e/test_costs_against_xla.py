@@ -43,16 +43,16 @@ def ratios(name: str) -> dict[str, float]:
 @each_model
 def test_flops_of_a_step(name: str) -> None:
     """Before XLA optimizes, but for what it simplifies while it reads a module, and after."""
-    found = ratios(name)
-    assert 1 <= found["flops"] <= 1.05
-    assert found["transcendentals"] == pytest.approx(1, abs=0.01)
-    assert 0.85 <= found["compiled_flops"] <= 1.1
+    ratio = ratios(name)
+    assert 1 <= ratio["flops"] <= 1.05
+    assert ratio["transcendentals"] == pytest.approx(1, abs=0.01)
+    assert 0.85 <= ratio["compiled_flops"] <= 1.1
 
 
 @each_model
 def test_bytes_of_a_step_are_those_of_its_kernels(name: str) -> None:
-    found = ratios(name)
-    assert 0.6 <= found["bytes"] <= 1.35
-    assert abs(log(found["bytes"])) <= abs(log(found["bytes_alone"])) + 0.01, (
+    ratio = ratios(name)
+    assert 0.6 <= ratio["bytes"] <= 1.35
+    assert abs(log(ratio["bytes"])) <= abs(log(ratio["bytes_alone"])) + 0.01, (
         "no worse than without fusion"
     )

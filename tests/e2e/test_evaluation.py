@@ -127,7 +127,7 @@ def test_weights_are_evaluated_where_training_has_left_them(
         monkeypatch.setattr(
             Run,
             "_by_worker",
-            lambda own, values: sent.append(tuple(values)) or by_worker(own, values),
+            lambda mine, values: sent.append(tuple(values)) or by_worker(mine, values),
         )
         for step in range(3):
             now = [run.argument(number) for number in range(4)]

@@ -38,30 +38,30 @@ def model(request: pytest.FixtureRequest) -> tuple[bytes, list[np.ndarray]]:
 
 
 @pytest.fixture(scope="module")
-def found(model: tuple[bytes, list[np.ndarray]]) -> dict[str, Measured]:
+def measured(model: tuple[bytes, list[np.ndarray]]) -> dict[str, Measured]:
     artifact, inputs = model
     names = SCHEDULES if artifact == MODELS["mlp"]()[0] else FEW
     return {name: measure(plan_for(artifact, name, 4), inputs, STEPS) for name in names}
 
 
 def test_parameters_after_five_steps_are_those_of_one_device(
-    model: tuple[bytes, list[np.ndarray]], found: dict[str, Measured]
+    model: tuple[bytes, list[np.ndarray]], measured: dict[str, Measured]
 ) -> None:
     expected = reference_steps(*model, STEPS)
-    for name, each in found.items():
+    for name, each in measured.items():
         assert [
             row for row in compare(list(each.outputs), expected) if not row.within(TOLERANCE)
         ] == [], name
 
 
-def test_schedules_of_whole_backwards_agree_in_every_bit(found: dict[str, Measured]) -> None:
-    for name in found.keys() & set(WHOLE_BACKWARDS):
-        pairs = zip(found[name].outputs, found["1f1b"].outputs, strict=True)
+def test_schedules_of_whole_backwards_agree_in_every_bit(measured: dict[str, Measured]) -> None:
+    for name in measured.keys() & set(WHOLE_BACKWARDS):
+        pairs = zip(measured[name].outputs, measured["1f1b"].outputs, strict=True)
         assert all(np.array_equal(a, b) for a, b in pairs), name
 
 
-def test_live_bytes_are_those_of_the_simulator(found: dict[str, Measured]) -> None:
-    for name, each in found.items():
+def test_live_bytes_are_those_of_the_simulator(measured: dict[str, Measured]) -> None:
+    for name, each in measured.items():
         assert each.schedule == name
         assert len(each.meshes) == SCHEDULES[name]
         assert [mesh for mesh in each.meshes if not 0.95 < mesh.ratio < 1.05] == [], name

@@ -66,9 +66,8 @@ FAULTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [kind for kind in FAULTS if kind not in ("raise", "sleep")]
-)  # threads do those, too
+# Threads do the others, too.
+@pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind not in ("raise", "sleep")])
 def test_every_fault_of_a_process_is_one_error_with_its_place(kind: str) -> None:
     expected, words = FAULTS[kind]
     with start([Fault(kind, "m0", 0, 1, BACKWARD)]) as run:

@@ -93,8 +93,8 @@ def test_the_group_with_more_memory_gets_more_layers(tmp_path: Path) -> None:
 def test_a_plan_over_two_groups_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mlp.bin").write_bytes(deep_mlp())
     plan, cluster = str(tmp_path / "plan"), two_groups(tmp_path, (1, 3), (BIG, BIG))
-    asked = ["--cluster", cluster, "--microbatches", "4", "--layers", "4", "--stages", "2"]
-    assert main(["plan", str(tmp_path / "mlp.bin"), *asked, "-o", plan]) == 0
+    options = ["--cluster", cluster, "--microbatches", "4", "--layers", "4", "--stages", "2"]
+    assert main(["plan", str(tmp_path / "mlp.bin"), *options, "-o", plan]) == 0
     assert "groups:1x2+1x2" in capsys.readouterr().out
     assert main(["run", plan, "--check"]) == 0
     assert "check passed" in capsys.readouterr().out

@@ -41,8 +41,8 @@ def plan_of(model: str, inter_op: Any, microbatches: int = 2) -> Plan:
 def methods_of(plan: Plan) -> set[str]:
     """What the shard phase was told of the inside of stages."""
     text = dict(plan.phases)["stage"]
-    found = re.search(r"shardopt\.intra_op = \[([^\]]*)\]", text)
-    return set(found[1].replace('"', "").split(", ")) if found else {"ilp"}
+    match = re.search(r"shardopt\.intra_op = \[([^\]]*)\]", text)
+    return set(match[1].replace('"', "").split(", ")) if match else {"ilp"}
 
 
 def collectives(plan: Plan) -> set[str]:

@@ -117,16 +117,18 @@ def normalized() -> Model:
 
     def step(state: Any, batch: jax.Array) -> Any:
         def loss(params: Any) -> Any:
-            x, found = batch, []
+            x, statistics = batch, []
             for weight, scale in params:
                 x = x @ weight
-                found.append((x.mean(0), x.var(0)))
-                x = jnp.tanh((x - found[-1][0]) * jax.lax.rsqrt(found[-1][1] + 1e-2) * scale)
-            return jnp.mean((x - batch) ** 2), found
+                statistics.append((x.mean(0), x.var(0)))
+                x = jnp.tanh(
+                    (x - statistics[-1][0]) * jax.lax.rsqrt(statistics[-1][1] + 1e-2) * scale
+                )
+            return jnp.mean((x - batch) ** 2), statistics
 
         params, running = state
-        (value, found), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        running = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, running, found)
+        (value, statistics), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        running = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, running, statistics)
         return (jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), running), value
 
     params = [
@@ -157,8 +159,13 @@ FAST = {("double", 4), ("random-bits", 2), ("evaluation", 2)}
 def test_the_step_is_that_of_one_device(name: str, microbatches: int) -> None:
     model, tolerance, options = CASES[name]
     artifact, inputs = model()
-    given: dict[str, Any] = {"microbatches": microbatches, "stages": 2, "submesh": "1x2", **options}
-    plan = make_plan(artifact, PlanOptions("cpu-test:1x4", **given), cache=False)
+    all_options: dict[str, Any] = {
+        "microbatches": microbatches,
+        "stages": 2,
+        "submesh": "1x2",
+        **options,
+    }
+    plan = make_plan(artifact, PlanOptions("cpu-test:1x4", **all_options), cache=False)
     with make_context() as context:
         program = prepare(load_module(plan.module, context))
         reference = run_reference(load_module(artifact, context), inputs)

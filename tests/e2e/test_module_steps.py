@@ -23,8 +23,8 @@ def batches() -> list[tuple[jax.Array, jax.Array]]:
     ]
 
 
-def assert_equal_trees(found: Any, expected: Any) -> None:
-    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def assert_equal_trees(actual: Any, expected: Any) -> None:
+    for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         if jnp.issubdtype(want.dtype, jax.dtypes.prng_key):
             got = got.value if isinstance(got, shardopt.StateArray) else got
             got, want = jax.random.key_data(got), jax.random.key_data(want)
@@ -66,10 +66,10 @@ def test_steps_of_nnx_change_their_modules(wrapped: bool) -> None:
         nnx.jit(step) if wrapped else step, cluster=CLUSTER, stages=1, lazy_state=wrapped
     )
     with planned:
-        losses, found = run(planned)
-        assert_equal_trees(found, state)
+        losses, trained = run(planned)
+        assert_equal_trees(trained, state)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    assert int(found[0]["calls"]) == STEPS
+    assert int(trained[0]["calls"]) == STEPS
 
 
 @pytest.mark.slow
@@ -105,6 +105,6 @@ def test_steps_of_equinox_return_their_modules(wrapped: bool) -> None:
         donate_argnums=(0, 1),
     )
     with planned:
-        losses, found = run(planned)
+        losses, trained = run(planned)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    assert_equal_trees(found, arrays)
+    assert_equal_trees(trained, arrays)

@@ -101,28 +101,28 @@ class Harness:
             to_shardy(module, self.mesh)
             function = replace(function, bytecode=bytecode_of(module))
         executable = devices(self.mesh).compile(function, quick=True)
-        found = module_traffic(executable._loaded.hlo_modules()[0].to_string(), self.mesh)
-        said = f"{self.example.name}: {self.strategies[strategy]}"
+        traffic = module_traffic(executable._loaded.hlo_modules()[0].to_string(), self.mesh)
+        label = f"{self.example.name}: {self.strategies[strategy]}"
         wrong = [
-            str(row) for row in compare_traffic(plan.summary().traffic, found) if _differs(row)
+            str(row) for row in compare_traffic(plan.summary().traffic, traffic) if _differs(row)
         ]
-        assert not wrong, f"{said}: {wrong}"
+        assert not wrong, f"{label}: {wrong}"
         for row in compare(self._run(executable, function), self.reference):
-            assert row.within(TOLERANCE), f"{said}: {row}"
+            assert row.within(TOLERANCE), f"{label}: {row}"
 
     def _choice(self, tables: IntraOpTables, strategy: int) -> tuple[int, ...]:
         """The strategy, and what it reads in the shardings that it wants; all else is whole."""
         problem = tables.problem()
         op = tables.graph.ops[self.number]
-        wanted = dict(zip(op.operands, self.strategies[strategy].operands, strict=True))
+        operand_shardings = dict(zip(op.operands, self.strategies[strategy].operands, strict=True))
         choice = [0] * len(problem.ops)
         choice[self.number] = strategy
         columns = (problem.columns[tensor].shardings for tensor in problem.inputs)
-        given = [
-            column.index(wanted[tensor]) if tensor in wanted else 0
+        input_choices = [
+            column.index(operand_shardings[tensor]) if tensor in operand_shardings else 0
             for tensor, column in zip(problem.inputs, columns, strict=True)
         ]
-        return (*choice, *given)
+        return (*choice, *input_choices)
 
     def _run(self, executable: Executable, function: StageFunction) -> list[np.ndarray]:
         device = devices(self.mesh)

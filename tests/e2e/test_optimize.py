@@ -69,9 +69,11 @@ def test_batch_arguments_by_number(exported: jax.export.Exported) -> None:
 @pytest.mark.parametrize("names", [["x", "y"], {"x": 0, "y": 0}, "?", ["y", 2]])
 def test_batch_arguments_by_name(exported: jax.export.Exported, names: Any) -> None:
     """The names of the function's parameters, in every phase that wants to know the batch."""
-    given = {"microbatches": 2, "stages": 2, "intra_op": "data"}
-    by_name = shardopt.optimize(exported, CLUSTER, batch_args=names, **given)
-    assert by_name.module == shardopt.optimize(exported, CLUSTER, batch_args=[2, 3], **given).module
+    options = {"microbatches": 2, "stages": 2, "intra_op": "data"}
+    by_name = shardopt.optimize(exported, CLUSTER, batch_args=names, **options)
+    assert (
+        by_name.module == shardopt.optimize(exported, CLUSTER, batch_args=[2, 3], **options).module
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,14 @@ TOLERANCE = 1e-4
 
 
 def plan_of(name: str, **options: Any) -> Plan:
-    given = {
+    keywords = {
         "microbatches": 2,
         "stages": 2,
         "submesh": "1x2",
         "batch_args": batch_args(name),
         **options,
     }
-    return make_plan(MODELS[name]()[0], PlanOptions("cpu-test:1x4", **given))
+    return make_plan(MODELS[name]()[0], PlanOptions("cpu-test:1x4", **keywords))
 
 
 def run_plan(plan: Plan, inputs: list[np.ndarray], backend: str = "local") -> list[np.ndarray]:

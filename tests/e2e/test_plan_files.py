@@ -28,14 +28,14 @@ SEARCHED = ("stage candidates", "sharding problems solved", "meshes solved")
 
 
 def planned(name: str, **options: Any) -> Plan:
-    given = {
+    keywords = {
         "microbatches": 2,
         "stages": 2,
         "submesh": "1x2",
         "batch_args": batch_args(name),
         **options,
     }
-    return make_plan(MODELS[name]()[0], PlanOptions("cpu-test:1x4", **given), cache=False)
+    return make_plan(MODELS[name]()[0], PlanOptions("cpu-test:1x4", **keywords), cache=False)
 
 
 def applied(model: bytes, folder: Path, document: object) -> tuple[Plan, dict[str, float]]:
@@ -83,8 +83,8 @@ def test_a_plan_is_applied_again_without_search(
 @pytest.mark.parametrize("schedule", ["interleaved:2", "dualpipe-v"])
 def test_stages_that_share_a_mesh_are_applied_again(schedule: str, tmp_path: Path) -> None:
     model = mlp(8, 16, 4)[0]
-    asked = PlanOptions("cpu-test:1x2", microbatches=2, stages=4, layers=4, schedule=schedule)
-    plan = make_plan(model, asked, cache=False)
+    options = PlanOptions("cpu-test:1x2", microbatches=2, stages=4, layers=4, schedule=schedule)
+    plan = make_plan(model, options, cache=False)
     written = values_of(plan)
     assert [stage["shardings"] is not None for stage in written["stages"]] == [
         True,
@@ -97,8 +97,8 @@ def test_stages_that_share_a_mesh_are_applied_again(schedule: str, tmp_path: Pat
     assert again.module == plan.module
     written["stages"][2]["shardings"] = {}
     mesh = {"interleaved:2": ("m0", 0), "dualpipe-v": ("m1", 1)}[schedule]
-    said = f"expected the shardings of mesh '{mesh[0]}' in its first stage, stages.{mesh[1]}"
-    with pytest.raises(UserError, match=said):
+    message = f"expected the shardings of mesh '{mesh[0]}' in its first stage, stages.{mesh[1]}"
+    with pytest.raises(UserError, match=message):
         applied(model, tmp_path, written)
 
 
@@ -170,24 +170,24 @@ MANUAL: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", MANUAL)
 def test_what_a_file_leaves_open_is_planned(kind: str, tmp_path: Path) -> None:
-    given = MANUAL[kind]
+    fields = MANUAL[kind]
     options = {
         "cluster": "cpu-test:1x4",
         "microbatches": 4,
-        "layers": None if "layers" in given else 8,
+        "layers": None if "layers" in fields else 8,
     }
-    plan, _ = applied(deep_mlp(), tmp_path, {"version": 3, "options": options, **given})
+    plan, _ = applied(deep_mlp(), tmp_path, {"version": 3, "options": options, **fields})
     written, stages = values_of(plan), plan.summary.stages
     assert sorted(device for stage in stages for device in stage.devices) == [0, 1, 2, 3]
-    if "stages" in given:
-        assert len(stages) == len(given["stages"])
-    for stage, found in zip(given.get("stages", ()), written["stages"], strict=False):
+    if "stages" in fields:
+        assert len(stages) == len(fields["stages"])
+    for stage, row in zip(fields.get("stages", ()), written["stages"], strict=False):
         fixed = {
             name: value
             for name, value in stage.items()
             if value is not None and name != "shardings"
         }
-        assert fixed.items() <= found.items()
+        assert fixed.items() <= row.items()
     if kind == "number of layers":
         assert written["layers"]["count"] == 4
     if kind == "starts of layers":
@@ -199,13 +199,13 @@ def test_what_a_file_leaves_open_is_planned(kind: str, tmp_path: Path) -> None:
 def test_given_stages_are_the_best_of_their_kind(tmp_path: Path) -> None:
     """A file that says what the planner would find anyway changes nothing; one that says less is
     never better."""
-    asked = PlanOptions("cpu-test:1x4", microbatches=4, layers=8, stages=2, schedule="1f1b")
-    plan = make_plan(deep_mlp(), asked, cache=False)
-    found = values_of(plan)
+    plan_options = PlanOptions("cpu-test:1x4", microbatches=4, layers=8, stages=2, schedule="1f1b")
+    plan = make_plan(deep_mlp(), plan_options, cache=False)
+    values = values_of(plan)
     options = {"cluster": "cpu-test:1x4", "microbatches": 4, "layers": 8, "schedule": "1f1b"}
-    shapes = [{"submesh": stage["submesh"]} for stage in found["stages"]]
+    shapes = [{"submesh": stage["submesh"]} for stage in values["stages"]]
     again, _ = applied(deep_mlp(), tmp_path, {"version": 3, "options": options, "stages": shapes})
-    formula = found["predicted"]["formula_seconds"]
+    formula = values["predicted"]["formula_seconds"]
     assert values_of(again)["predicted"]["formula_seconds"] == pytest.approx(formula, rel=1e-6)
     cuts = [{"layers": [0, 0]}, {"layers": [1, 7]}]
     worse, _ = applied(deep_mlp(), tmp_path, {"version": 3, "options": options, "stages": cuts})
@@ -213,7 +213,7 @@ def test_given_stages_are_the_best_of_their_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("fields", "message"),
     [
         (
             {"stages": [{"layers": [0, 3]}, {"layers": [5, 7]}]},
@@ -242,14 +242,14 @@ def test_given_stages_are_the_best_of_their_kind(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_said(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_said(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     options = {
         "cluster": "cpu-test:1x4",
         "microbatches": 4,
-        "layers": None if "layers" in given else 8,
+        "layers": None if "layers" in fields else 8,
     }
     with pytest.raises(UserError, match=message):
-        applied(deep_mlp(), tmp_path, {"version": 3, "options": options, **given})
+        applied(deep_mlp(), tmp_path, {"version": 3, "options": options, **fields})
 
 
 def test_options_of_the_user_come_before_those_of_the_file(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def exchanged(
     ],
 )
 def test_the_module_exchanges_what_the_plan_says(name: str, mesh: str, plan: str) -> None:
-    planned, found = exchanged(name, mesh, plan)
-    assert planned and found == planned
+    planned, emitted = exchanged(name, mesh, plan)
+    assert planned and emitted == planned
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_the_module_exchanges_what_the_plan_says(name: str, mesh: str, plan: str
 def test_random_plans_are_compiled_as_they_are_priced(name: str, mesh: str, seed: int) -> None:
     """But for what XLA finds to be equal on all devices, or made twice: it moves a little less than
     such plans say."""
-    planned, found = exchanged(name, mesh, f"random:{seed}")
-    assert agree(compare(planned, found), 0.05), "\n".join(map(str, compare(planned, found)))
+    planned, emitted = exchanged(name, mesh, f"random:{seed}")
+    assert agree(compare(planned, emitted), 0.05), "\n".join(map(str, compare(planned, emitted)))
 
 
 @slow
 def test_gspmd_compiles_its_plan_to_the_same_collectives() -> None:
-    planned, found = exchanged("mixture", "2x2", form="gspmd")
-    assert planned and found == planned
+    planned, emitted = exchanged("mixture", "2x2", form="gspmd")
+    assert planned and emitted == planned
 
 
 # From rows over both axes to columns over the second one: there is no single step, and here no stop

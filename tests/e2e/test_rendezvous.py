@@ -90,7 +90,9 @@ def test_as_made_they_would_block(
 ) -> None:
     _, module, _ = planned
     assert deadlock(program_of(module), rendezvous=True) == ""
-    monkeypatch.setattr(build, "order_sends", lambda lists: [list(own) for own in lists])
+    monkeypatch.setattr(
+        build, "order_sends", lambda lists: [list(instructions) for instructions in lists]
+    )
     with pytest.raises(
         Exception, match=r"deadlock where sends wait for their receivers: mesh m\d, instruction"
     ):

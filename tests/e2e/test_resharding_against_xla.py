@@ -54,13 +54,13 @@ def module_of(pairs: list[Pair], shape: tuple[int, ...], mesh: Mesh) -> str:
 
 def found_in(text: str, mesh: Mesh) -> dict[int, list[Traffic]]:
     """The collectives of each pair; a combined one names its pairs in order."""
-    found: dict[int, list[Traffic]] = defaultdict(list)
+    by_number: dict[int, list[Traffic]] = defaultdict(list)
     for collective in parse_collectives(text, mesh):
         # Each pair has an argument of its number, which newer versions of XLA name.
         numbers = re.findall(r"(?:pair|Arg_)(\d+)", collective.source)
         for number, part in zip(numbers, split(collective, len(numbers)), strict=True):
-            found[int(number)].append(part.traffic)
-    return found
+            by_number[int(number)].append(part.traffic)
+    return by_number
 
 
 def split(collective: HloCollective, parts: int) -> list[HloCollective]:
@@ -92,7 +92,7 @@ def test_every_chain_is_taken_as_it_was_priced(
             to_shardy(module, mesh)
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
-    found = found_in(compiled_text(buffer.getvalue(), mesh.size, shardy=form == "sdy"), mesh)
+    emitted = found_in(compiled_text(buffer.getvalue(), mesh.size, shardy=form == "sdy"), mesh)
     for k, (src, dst) in enumerate(pairs):
         planned = [of_step(step, mesh) for step in resharding_steps(src, dst, mesh, shape, 4)]
-        assert comparable(found[k]) == comparable(planned), f"{src} -> {dst}"
+        assert comparable(emitted[k]) == comparable(planned), f"{src} -> {dst}"

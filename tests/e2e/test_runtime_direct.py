@@ -44,10 +44,10 @@ class HostCuda(Cuda):
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    found = World(0)
-    monkeypatch.setattr(direct, "load_cupy", lambda: fake_cupy(found))
+    simulated = World(0)
+    monkeypatch.setattr(direct, "load_cupy", lambda: fake_cupy(simulated))
     monkeypatch.setattr(direct, "Cuda", HostCuda)
-    return found
+    return simulated
 
 
 def start(program: Program) -> Run:
@@ -124,10 +124,8 @@ def test_every_plan_of_a_transfer_moves_the_value(world: World, strategy: str, t
         MeshProgram(a, (source,), ((0, 0),), (), (Send(0, (0,), "b", (0,)),), (), (), ()),
         MeshProgram(b, (goal,), (), (), tuple(on_b), ((0, 0),), (), ()),
     )
-    argument, result = (
-        Argument("x", MeshValue("a", source), None),
-        Result("y", MeshValue("b", goal)),
-    )
+    argument = Argument("x", MeshValue("a", source), None)
+    result = Result("y", MeshValue("b", goal))
     program = Program((argument,), (result,), (route,), parts)
     value = np.arange(72).reshape(shape).astype(ml_dtypes.bfloat16)
     with start(program) as run:

@@ -113,8 +113,8 @@ def compile_sharded(
             to_shardy(module, placed)
             function = replace(function, bytecode=bytecode_of(module))
     loaded = XlaMesh(placed).compile(function)._loaded
-    found = module_traffic(loaded.hlo_modules()[0].to_string(), placed)
-    return Compiled(plan, found, placed, function, reference, inputs)
+    emitted = module_traffic(loaded.hlo_modules()[0].to_string(), placed)
+    return Compiled(plan, emitted, placed, function, reference, inputs)
 
 
 def stage_function(module: ir.Module, mesh: Mesh) -> StageFunction:
@@ -181,9 +181,8 @@ def test_the_solver_splits_wide_weights_and_keeps_their_gradients_local() -> Non
     compiled = compile_sharded(mlp(32, 256), "1x4")
     kernels = [spec for spec in compiled.function.arguments if spec.shape == (256, 256)]
     assert len(kernels) == 6 and not any(spec.sharding.is_replicated for spec in kernels)
-    assert (
-        reduced(compiled.emitted) == reduced(compiled.predicted) == 6
-    )  # one a layer boundary, and the loss
+    # One a layer boundary, and the loss.
+    assert reduced(compiled.emitted) == reduced(compiled.predicted) == 6
     assert compiled.emitted.get("all_gather", 0) == compiled.predicted.get("all_gather", 0)
     check_numbers(compiled)
 

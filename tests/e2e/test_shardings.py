@@ -133,10 +133,10 @@ def test_other_arguments_than_those_planned_for(mesh: jax.sharding.Mesh) -> None
     ],
 )
 def test_wrong_arguments(mesh: jax.sharding.Mesh, arguments: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"fun": jax.numpy.tanh, "args": (np.ones(4),), "mesh": mesh}
+    defaults: dict[str, Any] = {"fun": jax.numpy.tanh, "args": (np.ones(4),), "mesh": mesh}
     fun, args, mesh, options = (
-        *(arguments.get(name, given[name]) for name in ("fun", "args", "mesh")),
-        {name: value for name, value in arguments.items() if name not in given},
+        *(arguments.get(name, defaults[name]) for name in ("fun", "args", "mesh")),
+        {name: value for name, value in arguments.items() if name not in defaults},
     )
     with pytest.raises(shardopt.UserError, match=message):
         shardopt.shardings(fun, *args, mesh=mesh, **options)

@@ -44,10 +44,10 @@ def test_it_computes_what_numpy_does_step_after_step() -> None:
     with open_run(program, quick_compile=True) as run:
         run.load(inputs)
         for _ in range(3):
-            wanted = expected(inputs)
-            for found, value in zip(run.step(), wanted, strict=True):
-                np.testing.assert_allclose(found, value, rtol=2e-5, atol=1e-6)
-            inputs[:2] = wanted[:2]
+            expected_values = expected(inputs)
+            for output, value in zip(run.step(), expected_values, strict=True):
+                np.testing.assert_allclose(output, value, rtol=2e-5, atol=1e-6)
+            inputs[:2] = expected_values[:2]
 
 
 def test_program_of_the_module() -> None:

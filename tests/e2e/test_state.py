@@ -84,10 +84,10 @@ def test_state_goes_on_on_another_plan_and_back(tmp_path: Path) -> None:
         run.restore(tmp_path / "two")
         assert run.steps_done == 2
         outputs = run.step()
-        for output, wanted in zip(
+        for output, expected in zip(
             outputs, expected_step(first[0] / 2, first[1] / 2, x, t), strict=True
         ):
-            np.testing.assert_allclose(output, wanted, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_a_checkpoint_lacks_is_named_before_anything_changes(tmp_path: Path) -> None:
@@ -151,10 +151,10 @@ def test_checkpoints_are_written_as_often_as_asked(tmp_path: Path) -> None:
 
 def test_arguments_are_made_where_they_live() -> None:
     _, w1, _, t = inputs()
-    asked: list[tuple[slice, ...]] = []
+    slices_made: list[tuple[slice, ...]] = []
 
     def tile(index: tuple[slice, ...]) -> np.ndarray:
-        asked.append(index)
+        slices_made.append(index)
         return w1[index]
 
     with start(example()) as run:
@@ -163,7 +163,7 @@ def test_arguments_are_made_where_they_live() -> None:
         ):
             run.step()
         run.create({0: normal(0, 0.3, 1), 1: tile, 2: uniform(-1, 1, 2)})
-        assert asked == [(slice(0, 4), slice(0, 4)), (slice(4, 8), slice(0, 4))]
+        assert slices_made == [(slice(0, 4), slice(0, 4)), (slice(4, 8), slice(0, 4))]
         with pytest.raises(UserError, match="argument 3 has no value yet"):
             run.argument(3)
         for number, initializer in ((0, normal(0, 0.3, 1)), (2, uniform(-1, 1, 2))):
@@ -228,12 +228,13 @@ def test_state_of_meshes_with_several_hosts(tmp_path: Path) -> None:
         run.create({1: lambda index: w1[index], 2: uniform(-1, 1, 2), 3: normal(0, 1, 3)})
         run.save(tmp_path / "one")
         files = {path.name: path.stat().st_size for path in (tmp_path / "one").glob("*.bin")}
+        # w0 has two equal copies.
         assert files == {
             "m0.0.bin": 256,
             "m0.1.bin": 0,
             "m1.0.bin": 64,
             "m1.1.bin": 64,
-        }  # w0 has two equal copies
+        }
         run.create({0: normal(0, 1, 9), 1: normal(0, 1, 9)})
         run.restore(tmp_path / "one")
         saved = [run.argument(number) for number in range(4)]
@@ -269,18 +270,18 @@ def test_the_tool_resumes_and_calls_damage_a_mistake(
     assert (
         code == 0 and len(out) == 1 and out[0].split("scalars")[1] == whole[3].split("scalars")[1]
     )
-    for name, said in (
+    for name, message in (
         ("m1.bin", "'w1' is damaged at byte 0"),
         ("manifest.json", "expected a manifest with"),
     ):
         path = tmp_path / "step-000000000004" / name
         path.write_bytes(b"[]" if name == "manifest.json" else bytes(path.stat().st_size))
         code, out, err = shardopt_run(capsys, "--steps", "9", *folder, "--resume")
-        assert (code, out, len(err)) == (1, [], 1) and said in err[0] and str(path) in err[0]
+        assert (code, out, len(err)) == (1, [], 1) and message in err[0] and str(path) in err[0]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--resume",), "--resume needs --checkpoint-dir"),
         (("--checkpoint-every", "2"), "--checkpoint-every needs --checkpoint-dir"),
@@ -291,10 +292,10 @@ def test_the_tool_resumes_and_calls_damage_a_mistake(
     ],
 )
 def test_options_of_checkpoints_that_make_no_sense(
-    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], said: str
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
 ) -> None:
     code, _, err = shardopt_run(capsys, *options)
-    assert code == 1 and err == [f"shardopt: error: {said}"]
+    assert code == 1 and err == [f"shardopt: error: {message}"]
 
 
 def test_a_run_that_fails_has_an_exit_code_of_its_own(

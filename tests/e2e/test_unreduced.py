@@ -94,14 +94,14 @@ def plan_of(model: Model, cluster: Path, **options: Any) -> Plan:
 
 def traffic_of(plan: Plan) -> dict[str, dict[str, int]]:
     """What each compiled stage function exchanges: tensors by kind."""
-    found = {}
+    by_function = {}
     with make_context() as context:
         exported = read_exported(load_module(plan.module, context))
         for function in exported.functions:
             loaded = XlaMesh(exported.meshes[0]).compile(function, quick=True)._loaded
             text = loaded.hlo_modules()[0].to_string()
-            found[function.name] = tensors_by_kind(module_traffic(text, exported.meshes[0]))
-    return found
+            by_function[function.name] = tensors_by_kind(module_traffic(text, exported.meshes[0]))
+    return by_function
 
 
 def planned(plan: Plan) -> dict[str, int]:
@@ -138,10 +138,10 @@ def test_gradients_are_summed_up_once_a_step(microbatches: int, cluster: Path) -
     it."""
     model = mlp(1024, 32, 2)
     plan = plan_of(model, cluster, microbatches=microbatches)
-    found = traffic_of(plan)
-    body, update = reduced(found["stage0_fwd"]), reduced(found["stage0_update"])
+    traffic = traffic_of(plan)
+    body, update = reduced(traffic["stage0_fwd"]), reduced(traffic["stage0_update"])
     assert (body, update) == ((5, 0) if microbatches == 1 else (0, 5))
-    assert planned(plan) == folded(found.values())
+    assert planned(plan) == folded(traffic.values())
     run_and_compare(plan, model)
 
 
@@ -180,10 +180,10 @@ def test_zero_scatters_accumulated_gradients_onto_the_optimizer_state(
         exported = read_exported(load_module(plan.module, context))
     shardings = [str(argument.value.spec.sharding) for argument in exported.arguments]
     assert shardings[:4] == ["[{}, {}]"] * 2 + ['[{"y"}, {}]'] * 2
-    found = traffic_of(plan)
-    assert found["stage0_fwd"] == {}
-    assert reduced(found["stage0_update"]) == 3  # two gradients and the loss
-    assert found["stage0_update"]["all_gather"] == 2  # the new weights
+    traffic = traffic_of(plan)
+    assert traffic["stage0_fwd"] == {}
+    assert reduced(traffic["stage0_update"]) == 3  # two gradients and the loss
+    assert traffic["stage0_update"]["all_gather"] == 2  # the new weights
     run_and_compare(plan, model)
 
 
@@ -206,10 +206,10 @@ def test_stages_sum_their_gradients_once_a_step(
         "intra_op": preset,
     }
     plan = plan_of(model, cluster, microbatches=4, schedule=schedule, **options)
-    found = traffic_of(plan)
-    updates = {name: dict(found.pop(name)) for name in ("stage0_update", "stage1_update")}
-    assert {"stage0_fwd", "stage1_fwd"} < found.keys()
-    assert not any(found.values())
+    traffic = traffic_of(plan)
+    updates = {name: dict(traffic.pop(name)) for name in ("stage0_update", "stage1_update")}
+    assert {"stage0_fwd", "stage1_fwd"} < traffic.keys()
+    assert not any(traffic.values())
     assert updates == {
         "stage0_update": {"all_reduce": 4, **gathered},
         "stage1_update": {"all_reduce": 5, **gathered},
@@ -249,9 +249,9 @@ def test_projections_of_one_value_share_a_sum(slow_cluster: Path) -> None:
     """Weights are split by their inner dimension: what the three give is added up before it is
     summed over devices, once forward and once backward."""
     plan = plan_of(projections(), slow_cluster)
-    found = traffic_of(plan)
-    assert sum(map(reduced, found.values())) == 3  # forward, backward, and the loss
-    assert planned(plan) == folded(found.values())
+    traffic = traffic_of(plan)
+    assert sum(map(reduced, traffic.values())) == 3  # forward, backward, and the loss
+    assert planned(plan) == folded(traffic.values())
     run_and_compare(plan, projections())
 
 
@@ -274,8 +274,8 @@ def compile_plain(model: Model, mesh: str, preset: str, cluster: Cluster) -> Com
         module.operation.write_bytecode(buffer)
         function = replace(function, bytecode=buffer.getvalue())
     loaded = XlaMesh(placed).compile(function)._loaded
-    found = module_traffic(loaded.hlo_modules()[0].to_string(), placed)
-    return Compiled(plan, found, placed, function, reference, model[1])
+    emitted = module_traffic(loaded.hlo_modules()[0].to_string(), placed)
+    return Compiled(plan, emitted, placed, function, reference, model[1])
 
 
 def test_data_parallel_counts_hold_through_shardy() -> None:

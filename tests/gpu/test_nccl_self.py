@@ -50,7 +50,7 @@ def test_a_slice_comes_back(dtype: str, index: tuple[slice, slice]) -> None:
     expected = value.copy()
     part = value[index]
     expected[SHAPE[0] - part.shape[0] :, SHAPE[1] - part.shape[1] :] = part
-    (found,) = mesh.shards(result)
-    np.testing.assert_array_equal(found, expected)
+    (result_shard,) = mesh.shards(result)
+    np.testing.assert_array_equal(result_shard, expected)
     comm.check_async_error()
     comm.destroy()

@@ -110,12 +110,14 @@ def test_sketches_become_fenced_blocks() -> None:
 def _attributes(module: ir.Module) -> set[tuple[str, str]]:
     """(operation, attribute) of every operation; attributes of arguments count for their
     function."""
-    found = set()
+    attributes = set()
     for op in [module.operation, *operations(module.operation)]:
-        found |= {(op.name, name) for name in op.attributes}
+        attributes |= {(op.name, name) for name in op.attributes}
         if op.name == "func.func":
-            found |= {(op.name, name) for row in argument_attributes(op) for name in entries(row)}
-    return found
+            attributes |= {
+                (op.name, name) for row in argument_attributes(op) for name in entries(row)
+            }
+    return attributes
 
 
 class _Attributes(Instrumentation):
@@ -135,13 +137,15 @@ def forms() -> dict[str, set[tuple[str, str]]]:
         module = load_module(str(ROOT / "docs" / "tutorial" / "mlp.mlir"), context)
         seen = {INPUT: _attributes(module)}
         for phase in PHASES:
-            own = " ".join(
+            options = " ".join(
                 text
                 for text in OPTIONS.split()
                 if text.partition("=")[0] in _options_of(phase.name)
             )
             steps = _Attributes()
-            run_pipeline(module, phase_range(phase.name, phase.name, own), instrumentation=[steps])
+            run_pipeline(
+                module, phase_range(phase.name, phase.name, options), instrumentation=[steps]
+            )
             seen[phase.name] = steps.seen
         plain = _Attributes()
         module = load_module(str(ROOT / "docs" / "tutorial" / "mlp.mlir"), context)
@@ -183,8 +187,8 @@ def test_attributes_stand_where_the_table_says(forms: dict[str, set[tuple[str, s
 
 
 def test_the_table_has_every_attribute_of_ours(forms: dict[str, set[tuple[str, str]]]) -> None:
-    found = {name for seen in forms.values() for _, name in seen}
-    ours = {name for name in found if name.startswith("shardopt.")}
+    attributes = {name for seen in forms.values() for _, name in seen}
+    ours = {name for name in attributes if name.startswith("shardopt.")}
     assert ours - {attribute.name for attribute in ATTRIBUTES} == set()
 
 

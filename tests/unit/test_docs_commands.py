@@ -49,7 +49,7 @@ def commands(page: str) -> list[Command]:
 
 
 def _of_block(block: str) -> list[Command]:
-    found = []
+    in_page = []
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         lines = part.rstrip("\n").split("\n")
         if "<<'END'" in lines[0]:
@@ -60,8 +60,8 @@ def _of_block(block: str) -> list[Command]:
         if shown and (match := EXIT_CODE.fullmatch(shown[-1])):
             code = int(match[1])
             shown.pop()
-        found.append(Command("\n".join(lines[: end + 1]), tuple(shown), code))
-    return found
+        in_page.append(Command("\n".join(lines[: end + 1]), tuple(shown), code))
+    return in_page
 
 
 def matches(shown: tuple[str, ...], printed: tuple[str, ...]) -> bool:
@@ -78,9 +78,9 @@ def matches(shown: tuple[str, ...], printed: tuple[str, ...]) -> bool:
 
 
 PAGES = {
-    str(path.relative_to(ROOT)): found
+    str(path.relative_to(ROOT)): in_page
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-    if (found := commands(path.read_text(encoding="utf-8")))
+    if (in_page := commands(path.read_text(encoding="utf-8")))
 }
 
 

@@ -186,7 +186,7 @@ def imports_of(tree: ast.AST, at_top: bool = True) -> Iterator[tuple[int, str, b
 
 
 def all_imports() -> list[Import]:
-    found = []
+    imports = []
     for folder, prefix in ((ROOT / "shardopt", ""), (ROOT / "runtime", "runtime")):
         for path in sorted(folder.rglob("*.py")):
             package = prefix or (
@@ -194,10 +194,10 @@ def all_imports() -> list[Import]:
             )
             tree = ast.parse(path.read_text(), str(path))
             file = str(path.relative_to(ROOT))
-            found += [
+            imports += [
                 Import(package, file, line, module, top) for line, module, top in imports_of(tree)
             ]
-    return found
+    return imports
 
 
 IMPORTS = all_imports()
@@ -205,12 +205,12 @@ IMPORTS = all_imports()
 
 def test_packages_import_only_what_they_may() -> None:
     wrong = []
-    for found in IMPORTS:
-        parts = found.module.split(".")
-        if parts[0] != "shardopt" or found.package == "shardopt" or len(parts) < 3:
+    for each in IMPORTS:
+        parts = each.module.split(".")
+        if parts[0] != "shardopt" or each.package == "shardopt" or len(parts) < 3:
             continue
-        if parts[1] != found.package and parts[1] not in ALLOWED[found.package]:
-            wrong.append(str(found))
+        if parts[1] != each.package and parts[1] not in ALLOWED[each.package]:
+            wrong.append(str(each))
     assert wrong == []
 
 
@@ -218,10 +218,10 @@ def module_graph() -> dict[str, set[str]]:
     """Who imports whom, among modules of ours. Imports inside of functions count as well: they make
     a circle run, but whoever reads it still goes round."""
     graph: dict[str, set[str]] = {i.module_name: set() for i in IMPORTS}
-    for found in IMPORTS:
-        target = found.module if found.module in graph else found.module.rpartition(".")[0]
+    for each in IMPORTS:
+        target = each.module if each.module in graph else each.module.rpartition(".")[0]
         if target in graph:
-            graph[found.module_name].add(target)
+            graph[each.module_name].add(target)
     return graph
 
 
@@ -315,10 +315,10 @@ def test_pipeline_knows_passes_only_through_the_registry() -> None:
 
 def test_heavy_modules_are_imported_late() -> None:
     wrong = []
-    for found in IMPORTS:
-        top = found.module.split(".")[0]
-        if found.at_top and top in HEAVY and found.package not in HEAVY[top]:
-            wrong.append(str(found))
+    for each in IMPORTS:
+        top = each.module.split(".")[0]
+        if each.at_top and top in HEAVY and each.package not in HEAVY[top]:
+            wrong.append(str(each))
     assert wrong == []
 
 

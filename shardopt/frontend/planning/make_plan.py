@@ -45,10 +45,9 @@ def make_plan(
     """Plan a model: a path, bytes (MLIR text, bytecode or portable artifact), a
     `jax.export.Exported`, a module.
 
-    `cache=False` neither looks for plans and prices of earlier runs nor keeps any. `on_phase(name)`
-    is told when a phase begins, `on_result` what it did; neither is when the plan was found in the
-    cache. `handler` gets warnings and remarks. Raises UserError.
-    """
+    `cache=False` neither looks for plans and stage costs of earlier runs nor keeps any.
+    `on_phase(name)` is told when a phase begins, `on_result` what it did; neither is when the plan
+    was found in the cache. `handler` gets warnings and remarks. Raises UserError."""
     name = source_name(source)
     source = resolve_source(source)
     with reported_in(name, handler) as report:

@@ -36,8 +36,8 @@ def optimize(
     the planner's choice. `batch_args` may also be numbers of flat arguments or names, or a
     dictionary from such to batch dimensions.
 
-    `cache=False` neither looks for the plan, or prices of its stages, where an earlier run has left
-    them, nor keeps any (docs/concepts/planning-time.md). `on_phase(name)` is told when a phase
+    `cache=False` neither looks for the plan, or the costs of its stages, where an earlier run has
+    left them, nor keeps any (docs/concepts/planning-time.md). `on_phase(name)` is told when a phase
     begins; `handler` gets warnings and remarks. Raises UserError."""
     chosen = options_of("optimize", cluster, options, model)
     with errors_for_python():

@@ -6,10 +6,10 @@ for values, compare.
                      └─ clone ─▶ …
 
 The import phase has run once, before. Every number of microbatches is tried, but the stage phase
-gives up as soon as prices say that one stage alone takes longer than the best step so far
-(`faster-than`): that is what too small microbatches come to. Equal stages are priced once for all
-(`shardopt.caching`). Layers get more as long as that shortens the step: cutting every layer in two
-leaves all stages of before, and adds some."""
+gives up as soon as costs say that one stage alone takes longer than the best step so far
+(`faster-than`): that is what too small microbatches come to. The costs of equal stages are found
+once for all (`shardopt.caching`). Layers get more as long as that shortens the step: cutting every
+layer in two leaves all stages of before, and adds some."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shardopt.ir.diagnostics import Diagnostic
 
 PHASES = ("microbatch", "cluster", "stage")
-# The stage phase prices an interval for each pair of layers.
+# The stage phase finds costs of an interval for each pair of layers.
 MAX_SEARCHED_LAYERS = 64
 
 RunPhase = Callable[["ir.Module", str, PlanOptions, Callable[["Diagnostic"], None], str], None]

@@ -53,9 +53,8 @@ class Plan:
     forms: tuple[tuple[str, bytes], ...]
     summary: PlanSummary
     options: PlanOptions
-    source: Any = field(
-        default=None, repr=False, compare=False
-    )  # the model given to `shardopt.optimize`
+    # The model given to `shardopt.optimize`.
+    source: Any = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         from shardopt.report.plan_html import plan_text

@@ -197,10 +197,8 @@ def _run(
         write_replacements(main, _replacements(exported))
         run_pipeline(module, pipeline, handler=handler)
         [main] = functions(module)
-        inputs, outputs = (
-            signature_shardings(main, "arg_attrs"),
-            signature_shardings(main, "res_attrs"),
-        )
+        inputs = signature_shardings(main, "arg_attrs")
+        outputs = signature_shardings(main, "res_attrs")
         declare_axes(module, tuple(zip(whole.axis_names, whole.axis_sizes, strict=True)))
         verify(module)
         # The compatibility that jax.export itself gives.

@@ -109,10 +109,10 @@ class NnxCall:
 
         def pure(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
             modules = nnx.merge(graph, args[places[0]])
-            given = list(args)
+            arguments = list(args)
             for place, module in zip(places, modules, strict=True):
-                given[place] = module
-            results = fun(*given, **kwargs)
+                arguments[place] = module
+            results = fun(*arguments, **kwargs)
             return nnx.to_pure_dict(nnx.state(modules)), results
 
         def finish(results: Any, call: NnxCall) -> Any:

@@ -51,7 +51,7 @@ class ParallelizeKeywords(StepKeywords, total=False):
     """Options of planning, and of the run: fields of `RunOptions`."""
 
     cache: bool
-    """Use plans, and prices of stages, that an earlier run has left, and keep new ones. Default:
+    """Use plans, and costs of stages, that an earlier run has left, and keep new ones. Default:
     True."""
 
     backend: BackendName

@@ -307,8 +307,8 @@ class Parallelized(Generic[P, R]):
         names, static = self._tracing.static.parameters, self._tracing.static
         owners: dict[tuple[int, int | str], int] = {
             (0, number): dim
-            for given, dim in self._batch.items()
-            for number in static.traced_numbers((given,), call.static)
+            for owner, dim in self._batch.items()
+            for number in static.traced_numbers((owner,), call.static)
         }
         owners |= {
             (1, names[number]): dim for number, dim in self._batch.items() if number < len(names)

@@ -16,23 +16,25 @@ from shardopt.planfile.parts import PlannedLayers, Runs, layers_in
 from shardopt.support.errors import UserError
 
 
-def write_layers(program: Program, given: PlannedLayers) -> int:
+def write_layers(program: Program, planned: PlannedLayers) -> int:
     """Give every operation and argument its layer from the file; the number of layers.
 
     Raises UserError where the file is about a program of another size.
     """
     ops = {
-        "body": (program.body_ops, given.body or ()),
-        "prologue": (program.prologue, given.prologue),
-        "epilogue": (program.epilogue, given.epilogue),
+        "body": (program.body_ops, planned.body or ()),
+        "prologue": (program.prologue, planned.prologue),
+        "epilogue": (program.epilogue, planned.epilogue),
     }
     # The body alone says how many there are: what stands outside the loop only follows its layers.
-    count = max((layer for layer, _ in given.body or ()), default=0) + 1
+    count = max((layer for layer, _ in planned.body or ()), default=0) + 1
     layers = {
         name: _checked(name, runs, len(handles), -1, count) for name, (handles, runs) in ops.items()
     }
     # -1 is for operations that every reader copies; an argument always has one home.
-    arguments = _checked("arguments", given.arguments, len(program.main_block.arguments), 0, count)
+    arguments = _checked(
+        "arguments", planned.arguments, len(program.main_block.arguments), 0, count
+    )
     for name, (handles, _) in ops.items():
         for op, layer in zip(handles, layers[name], strict=True):
             op.attributes[LAYER] = i64(layer)

@@ -30,7 +30,7 @@ def first_stage(plan: PlanFile, graph: MeshGraph, number: int) -> int:
     return stages[0]
 
 
-def given_of(plan: PlanFile, number: int) -> PlannedShardings | None:
+def planned_shardings(plan: PlanFile, number: int) -> PlannedShardings | None:
     """What the file says of the values of a stage and of those that share its mesh."""
     return plan.stages[number].shardings if number < len(plan.stages) else None
 
@@ -42,21 +42,21 @@ def arguments_of(graph: MeshGraph) -> dict[int, int]:
 
 def fixed_of(plan: PlanFile, number: int, graph: MeshGraph) -> dict[int, Sharding]:
     """Shardings of arguments that the solver has to keep to. Raises UserError."""
-    given = given_of(plan, number)
+    planned = planned_shardings(plan, number)
     # With rows for operations nothing is left to solve: `restored` takes the plan as it is.
-    if given is None or given.ops:
+    if planned is None or planned.ops:
         return {}
     return fixed_inputs(
-        given, graph.graph, graph.mesh, arguments_of(graph), f"stages[{number}].shardings"
+        planned, graph.graph, graph.mesh, arguments_of(graph), f"stages[{number}].shardings"
     )
 
 
 def restored(
-    graph: MeshGraph, problem: IntraOpProblem, given: PlannedShardings, number: int
+    graph: MeshGraph, problem: IntraOpProblem, planned: PlannedShardings, number: int
 ) -> Solved:
     """The plan that the file tells. Raises UserError."""
     path = f"stages[{number}].shardings"
-    solution, plan = restore(problem, given, arguments_of(graph), path)
+    solution, plan = restore(problem, planned, arguments_of(graph), path)
     solution = replace(solution, statistics={"nodes": problem.problem.num_nodes})
     return Solved(problem, Fit(solution, plan), plan, graph, {op: op for op in problem.ops})
 

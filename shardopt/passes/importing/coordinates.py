@@ -68,10 +68,8 @@ def _table(value: ir.Value) -> np.ndarray | None:
 
 
 def _literal(op: ir.Operation, shape: tuple[int, ...]) -> np.ndarray | None:
-    attribute, element = (
-        op.attributes["value"],
-        ir.RankedTensorType(op.results[0].type).element_type,
-    )
+    attribute = op.attributes["value"]
+    element = ir.RankedTensorType(op.results[0].type).element_type
     if not isinstance(element, ir.IntegerType) or not isinstance(attribute, ir.DenseElementsAttr):
         return None
     if attribute.is_splat:

@@ -62,9 +62,8 @@ def from_gspmd(text: str, rank: int, backend_config: str = "") -> Annotation:
     axes = tuple((f"d{k}" if k < rank else f"r{k - rank}", size) for k, size in enumerate(tiles))
     dims = tuple((f"d{k}",) if tiles[k] > 1 else () for k in range(rank))
     in_order = devices == tuple(range(len(devices)))
-    kept = (
-        tuple(axis for axis in axes if axis[1] > 1) or axes[:1]
-    )  # a mesh of one device is not "no mesh"
+    # A mesh of one device is not "no mesh".
+    kept = tuple(axis for axis in axes if axis[1] > 1) or axes[:1]
     return Annotation(kept, dims, open_, (), () if in_order else devices)
 
 
@@ -158,9 +157,8 @@ def _mesh(sharding: sdy.TensorShardingAttr, meshes: Mapping[str, sdy.MeshAttr]) 
     return meshes[name]
 
 
-Ref = tuple[
-    str, int, int
-]  # an axis, what of it lies major to this part, the part's size (0: the whole axis)
+# An axis, what of it lies major to this part, the part's size (0: the whole axis).
+Ref = tuple[str, int, int]
 
 
 def _ref(attr: ir.Attribute) -> Ref:

@@ -158,9 +158,9 @@ def _extract_body(program: Program, options: ClusterLayers) -> tuple[_BodyReader
     free = frozenset() if index is None else frozenset({reader.tensor(arguments[index])})
     accumulators = {result: argument for argument, result in carried.values()}
     graph = reader.graph(reader.tensor(value) for value in returned)
-    given = load_plan_file(options.plan).layers if options.plan else None
-    count, least = options.layers or (given.count if given else None), options.least_layers
-    starts = first_ops(reader.handles, given.starts) if given else ()
+    planned = load_plan_file(options.plan).layers if options.plan else None
+    count, least = options.layers or (planned.count if planned else None), options.least_layers
+    starts = first_ops(reader.handles, planned.starts) if planned else ()
     behind = behind_barriers(program.body_ops)
     return reader, LayerProblem(
         graph,
@@ -258,11 +258,11 @@ class ClusterLayers(Pass):
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:
             program = read_program(module)
-            given = load_plan_file(self.plan).layers if self.plan else None
+            planned = load_plan_file(self.plan).layers if self.plan else None
             # The file has the layers of barriers, too: none of them is placed.
-            if given is not None and given.body is not None:
+            if planned is not None and planned.body is not None:
                 repeated = repeated_ops(program.body_ops)
-                pm.statistic("layers", write_layers(program, given))
+                pm.statistic("layers", write_layers(program, planned))
                 free_shared(program.body_ops, repeated)
                 return
             body, problem = _extract_body(program, self)

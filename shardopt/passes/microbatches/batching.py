@@ -67,6 +67,7 @@ class Microbatch:
     def _advance(self, iota: ir.Operation, split: Split) -> ir.Value:
         """Numbers of this block: those of block 0 plus index times the block's extent."""
         value = iota.results[0]
+        # Numbers along another dimension are the same in every block.
         if ir.IntegerAttr(iota.attributes["iota_dimension"]).value != split.dim or self.count == 1:
             return value
         scalar = ir.RankedTensorType.get([], ir.RankedTensorType(value.type).element_type)
@@ -127,7 +128,7 @@ def combine(reducer: str, accumulated: ir.Value, value: ir.Value) -> ir.Value:
 
 
 def neutral(type_: ir.Type, reducer: str) -> ir.Value:
-    """The constant that `reducer` leaves every value unchanged with. `reducer` "" gives zeros."""
+    """The neutral element of `reducer`. Zeros for "", whose blocks overwrite them all."""
     element = ir.RankedTensorType(type_).element_type
     if reducer in ("maximum", "minimum"):
         return splat_constant(type_, _extreme(element, lowest=reducer == "maximum"))

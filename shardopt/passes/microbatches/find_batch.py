@@ -27,12 +27,7 @@ from shardopt.extract.control_flow import RegionReader
 from shardopt.extract.op_graph import sharding_rules
 from shardopt.graph.op_graph import Tensor
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
-from shardopt.solve.microbatches.batch_search import (
-    BatchSearch,
-    Family,
-    StepInputs,
-    search_batch,
-)
+from shardopt.solve.microbatches.batch_search import BatchSearch, Family, StepInputs, search_batch
 
 # At most this many arguments are listed in an error.
 _MAX_LISTED = 8
@@ -88,6 +83,7 @@ def find_batch(module: ir.Module) -> FoundBatch:
     block = main.regions[0].blocks[0]
     arguments = tuple(map(reader.tensor, block.arguments))
     *ops, terminator = (op.operation for op in block.operations)
+    # Rows are followed through factors, which the sharding rules name.
     with sharding_rules(module):
         reader.add_ops(ops)
     graph = reader.graph(map(reader.tensor, terminator.operands))

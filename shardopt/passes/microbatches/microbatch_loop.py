@@ -119,6 +119,7 @@ class LoopWriter:
 
     def _initial(self, accumulator: Accumulator) -> ir.Value:
         type_ = self.values[accumulator.view.tensor].type
+        # Blocks of rows stand along a dimension of their own, so that each is stored in one piece.
         if accumulator.view.split is not None and not accumulator.reducer:
             type_ = blocks_type(type_, accumulator.view.split, self.plan.num_microbatches)
         return neutral(type_, accumulator.reducer)

@@ -131,6 +131,7 @@ class SplitMicrobatches(Pass):
     def run(self, module: ir.Module, pm: PassContext) -> None:
         main = _find_main(module, pm)
         batch = self._batch_of(module, main, pm)
+        # The terminator alone.
         if len(main.regions[0].blocks[0].operations) == 1:
             raise pm.error(main, "expected a step that computes something, found no operation")
         with sharding_rules(module):

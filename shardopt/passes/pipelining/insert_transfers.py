@@ -113,11 +113,9 @@ class InsertTransfers(Pass):
             plans, seconds = planner.plans(tuple(self._resharding(op, meshes, pm) for op in ops))
             for op, plan in zip(ops, plans, strict=True):
                 op.attributes[RESHARDING] = _resharding_attr(plan, seconds)
-            count, messages, total = (
-                count + len(ops),
-                messages + 1,
-                total + sum(map(bytes_on_wire, plans)),
-            )
+            count += len(ops)
+            messages += 1
+            total += sum(map(bytes_on_wire, plans))
         pm.statistic("transfers", count)
         pm.statistic("messages", messages)
         pm.statistic("bytes on the wire", total)

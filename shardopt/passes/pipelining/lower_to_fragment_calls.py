@@ -38,10 +38,8 @@ _SHARDING = "mhlo.sharding"
 
 
 def _function_name(fragment: ir.Operation) -> str:
-    kind, stage = (
-        ir.StringAttr(fragment.attributes[KIND]).value,
-        ir.IntegerAttr(fragment.attributes["stage_id"]).value,
-    )
+    kind = ir.StringAttr(fragment.attributes[KIND]).value
+    stage = ir.IntegerAttr(fragment.attributes["stage_id"]).value
     return f"stage{stage}_{kind}"
 
 
@@ -80,10 +78,8 @@ class _Lowering:
         """A new private function with the fragment's body, or an older one that prints the same."""
         mesh = self.meshes[ir.StringAttr(fragment.attributes["mesh_name"]).value]
         source = fragment.regions[0].blocks[0]
-        inputs, results = (
-            [v.type for v in source.arguments],
-            [v.type for v in terminator(source).operands],
-        )
+        inputs = [v.type for v in source.arguments]
+        results = [v.type for v in terminator(source).operands]
         # All candidates have one name, or it would tell equal bodies apart.
         function = func_dialect.FuncOp(
             "candidate",

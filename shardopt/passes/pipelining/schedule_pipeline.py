@@ -112,7 +112,7 @@ class SchedulePipeline(Pass):
             if self.schedule == AUTO:
                 text, result = _chosen(program, pipeline)
             else:
-                text = self._given(module, pm)
+                text = self._from_option(module, pm)
                 result = simulate_pipeline(text, pipeline, program.num_microbatches)
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
@@ -127,7 +127,7 @@ class SchedulePipeline(Pass):
         pm.statistic("makespan seconds", result.makespan_seconds)
         pm.statistic("bubble", result.bubble_fraction)
 
-    def _given(self, module: ir.Module, pm: PassContext) -> ScheduleText:
+    def _from_option(self, module: ir.Module, pm: PassContext) -> ScheduleText:
         if not self.schedule.endswith(".csv"):
             return ScheduleText(self.schedule)
         imported = _imported(self.schedule)

@@ -110,6 +110,7 @@ class _Halves:
         """Replace the fragment by its halves; how many values are kept between them."""
         first = [op for op in self.ops if op in self.first]
         rest = [op for op in self.ops if op not in self.first]
+        # Cheap operations that both halves read are made twice, instead of kept between them.
         needed = self._ancestors(v for op in rest for v in reads(op) if defining(v) in self.cheap)
         second = [
             op for op in self.ops if op not in self.first or (op in needed and op in self.cheap)

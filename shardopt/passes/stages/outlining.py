@@ -121,6 +121,7 @@ class Outliner:
         returned = [v for v in produced if v in live] + [
             v for v in group.exports if v not in produced
         ]
+        # Nobody reads what it makes.
         if not returned:
             return None
         loc = resolved.ops[0].location

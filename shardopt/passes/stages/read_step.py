@@ -88,6 +88,7 @@ class _StepReader:
             for t, each in zip(arguments, attributes, strict=True)
         }
         tied = (*carried, *donated, *reader.take_ties())
+        # An argument that comes back as it is needs no tie.
         tied = tuple((a, b) for a, b in tied if a != b)
         return StepGraph(
             reader.graph(returned),

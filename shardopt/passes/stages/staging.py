@@ -193,6 +193,7 @@ class _Staging:
                 group = groups.setdefault((depth, stage), Group(self._mesh(stage), stage, kind))
                 group.exports += [value] * (value not in group.exports)
         order = [*self.program.prologue, *self.program.epilogue]
+        # By crossings: a group waits for groups with fewer of them only.
         return resolve((groups[key] for key in sorted(groups)), order, self._is_shared)
 
     # ---- @main ----
@@ -335,9 +336,8 @@ class _Staging:
             loc=loc,
             ip=ir.InsertionPoint(self.program.module.body),
         ).operation
-        named = [
-            loc if value is None else value.location for value, _ in arguments
-        ]  # what users call arguments by
+        # What users call arguments by.
+        named = [loc if value is None else value.location for value, _ in arguments]
         out.block = function.regions[0].blocks.append(*types, arg_locs=named)
         for (value, stage), argument in zip(arguments, out.block.arguments, strict=True):
             if value is not None:

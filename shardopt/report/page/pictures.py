@@ -21,9 +21,8 @@ _MOST_TILES = 64  # more would be too small to be seen
 _TILES_WIDTH, _TILES_HEIGHT = 112, 40
 _BAR_HEIGHT, _BORDER_HEIGHT, _LEFT = 90, 50, 70
 _MEMORY_HEIGHT, _MEMORY_GAP = 90, 34
-_FLATTEST = (
-    5  # times the peak: a limit that is farther off would flatten the curve, and is left out
-)
+# A limit of more than so many times the peak would flatten the curve, and is left out.
+_FLATTEST = 5
 
 
 def hue(number: int) -> str:

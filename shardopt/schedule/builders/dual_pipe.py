@@ -69,21 +69,21 @@ class _Row:
         while self.late:
             self._weight()
 
-    def _forward(self, way: int) -> None:
-        self._add(TaskKind.FORWARD, way)
+    def _forward(self, direction: int) -> None:
+        self._add(TaskKind.FORWARD, direction)
 
-    def _backward(self, way: int, put_off: bool = False) -> None:
-        self._add(TaskKind.BACKWARD_INPUT, way)
+    def _backward(self, direction: int, put_off: bool = False) -> None:
+        self._add(TaskKind.BACKWARD_INPUT, direction)
         if put_off:
-            self.late.append(way)
+            self.late.append(direction)
         else:
-            self._add(TaskKind.BACKWARD_WEIGHT, way)
+            self._add(TaskKind.BACKWARD_WEIGHT, direction)
 
     def _weight(self) -> None:
         if self.late:
             self._add(TaskKind.BACKWARD_WEIGHT, self.late.popleft())
 
-    def _add(self, kind: TaskKind, way: int) -> None:
-        microbatch = self.next.get((kind, way), 0)
-        self.next[kind, way] = microbatch + 1
-        self.tasks.append(Task(kind, self.stages[way], microbatch))
+    def _add(self, kind: TaskKind, direction: int) -> None:
+        microbatch = self.next.get((kind, direction), 0)
+        self.next[kind, direction] = microbatch + 1
+        self.tasks.append(Task(kind, self.stages[direction], microbatch))

@@ -57,10 +57,8 @@ def weight_versions(tasks: Sequence[Task], delayed: bool) -> int:
             superseded[version] = max(superseded[version], position)
     steps = sorted([(birth, 1) for birth in births] + [(end, -1) for end in superseded])
     alive = most = 0
-    for (
-        _,
-        change,
-    ) in steps:  # at one position the end of a version comes before the birth of the next
+    # At one position the end of a version comes before the birth of the next.
+    for _, change in steps:
         alive += change
         most = max(most, alive)
     return max(most, 1)

@@ -40,10 +40,8 @@ def _edges(slices: int, num_meshes: int, trains: bool) -> Iterator[Edge]:
     for mesh in range(num_meshes):
         for k in range(slices):
             stage = mesh * slices + k
-            forward, backward = (
-                StageTask(TaskKind.FORWARD, stage),
-                StageTask(TaskKind.BACKWARD, stage),
-            )
+            forward = StageTask(TaskKind.FORWARD, stage)
+            backward = StageTask(TaskKind.BACKWARD, stage)
             if trains:
                 yield Edge(forward, backward)
             for before in ((mesh > 0) * [stage - slices]) + ((k > 0) * [stage - 1]):

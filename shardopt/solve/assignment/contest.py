@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,8 @@ def read_contest(path: str | Path) -> Problem:
         data = path.read_bytes()
         text = gzip.decompress(data) if path.suffix == ".gz" else data
         return parse_contest(json.loads(text))
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        UserError,
-    ) as error:  # gzip and JSON errors are among them
+    except (OSError, EOFError, zlib.error, ValueError, UserError) as error:
+        # The first three are those of gzip; errors of JSON are ValueErrors.
         raise UserError(f"{path}: {error}") from error
 
 

@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 # memory.
 _SMALL_BYTES = 1 << 14
 _MAX_HELD_BYTES = 1 << 28
-# What may stay for the next presolve that shares the store; there is one for each mesh that stages
-# are priced on.
+# What may stay for the next presolve that shares the store. There is a store for each mesh for
+# which stage costs are computed.
 _MAX_KEPT_BYTES = 1 << 26
 
 # Entries of a difference of all pairs of rows that fit a processor's cache, and are then taken at
@@ -59,9 +59,8 @@ class TableStore:
         self._charged: set[int] = set()  # tables whose regret this presolve has asked for
         self._canonical: dict[tuple[object, ...], np.ndarray] = {}
         self._held_bytes = 0
-        self._ids: set[int] = (
-            set()
-        )  # of arrays in _canonical, which live as long as the store: an id stays theirs
+        # Of arrays in _canonical, which live as long as the store: an id stays theirs.
+        self._ids: set[int] = set()
         self._memo: dict[tuple[object, ...], object] = {}
 
     def begin(self) -> None:

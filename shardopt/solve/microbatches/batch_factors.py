@@ -13,15 +13,17 @@ def locate(factors: tuple[int, ...], sizes: tuple[int, ...], split: Split) -> Cu
     """The factor of a dimension in which the batch starts; of a batch spread over several factors
     its major part.
 
-    `factors` are the factors of dimension `split.dim`, major to minor. None when the batch does not
-    start at a multiple of a factor's minor part, that is when blocks would not be blocks of a
-    single factor."""
+    `factors` are the factors of dimension `split.dim`, major to minor. A dimension of 24 elements
+    with factors of sizes 2, 3 and 4, split behind `outer` = 2 elements, carries the batch on the
+    factor of size 3. Split behind 3 elements it starts inside of a factor: None, as blocks would
+    not be blocks of a single factor."""
     before = 1
     for factor in factors:
         size = sizes[factor]
         if split.outer % before:
             return None
         outer = split.outer // before
+        # A batch of one row may lie on a factor of size 1.
         if outer < size or (outer == size == 1 and split.extent == 1):
             return (
                 Cut(factor, outer, gcd(split.extent, size // outer)) if size % outer == 0 else None

@@ -47,9 +47,15 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class Family:
-    """Rows that run side by side: `inputs` of arguments that the caller brings, and `state`.
+    """Rows that run side by side.
 
-    `share` is the work along it, of the most that there is along one family."""
+    * `inputs`, `state`: the rows of arguments that the caller brings, and of state.
+    * `extent`: how many rows, in the member that has the fewest.
+    * `share`: the work along it, relative to the family with the most work.
+    * `mixed`, `looked_up`, `parted`: as in `RowFlow`, for any member.
+    * `agreed`: all pieces of state have its rows, or none does; of all results without state.
+    * `whole_trees`: most leaves of each tree of inputs have its rows.
+    * `kept`: all results that depend on it have its rows; `leads_results`: as dimension 0."""
 
     inputs: tuple[Rows, ...]
     state: tuple[Rows, ...]
@@ -74,6 +80,7 @@ class Family:
     @property
     def rank(self) -> tuple[int, float, bool, bool, float]:
         """Better families have larger ones."""
+        # Rounded first: less than a tenth more work decides only where all else is equal.
         return sum(self.signs), round(self.share, 1), not self.mixed, self.leading, self.share
 
 
@@ -200,7 +207,8 @@ class _Reader:
         return [split.dim for split, rows in self.flow.kept[tensor].items() if rows & family]
 
     def _fates(self, tensors: Iterable[int], family: int) -> set[bool]:
-        """Of the tensors that the family goes into, whether they have its rows."""
+        """Whether tensors have the family's rows (True) or only what these were summed to (False).
+        Tensors that do not depend on the family do not count."""
         return {
             bool(self._dims(tensor, family))
             for tensor in tensors
@@ -226,6 +234,7 @@ class _Reader:
 def _joined(flow: RowFlow) -> list[int]:
     """Sets of rows that have met, directly or not, in the order of their first members."""
     sets: list[int] = []
+    # Rows that met nobody are families, too.
     for rows in (*sorted(flow.met), *(1 << k for k in range(len(flow.rows)))):
         apart = []
         for each in sets:

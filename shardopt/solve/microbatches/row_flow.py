@@ -37,14 +37,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowFlow:
-    """What became of each of `rows`, as sets of their numbers.
+    """What becomes of `rows`. Sets of rows are bits of an integer, bit k for `rows[k]`.
 
-    `kept[t]` says where tensor t carries which rows, `summed[t]` which rows have gone into it
-    without being told apart any more. `mixed` are the rows that model arithmetic reads after, or
-    while, an operation mixes them; `looked_up` those that something else picks from; `parted` those
-    that the step itself cuts into parts, and takes one by one. `met` are sets of rows that run side
-    by side. `flops` is the work of products and convolutions (of all operations where there is
-    none) on sets of rows, one by one or summing over them."""
+    * `kept[t]`: which rows tensor t has, and along which part of which dimension.
+    * `summed[t]`: rows that t depends on and does not have any more.
+    * `mixed`: rows that some operation mixes before, or while, the model's products read them.
+    * `looked_up`: rows of tables, picked by an index that comes from elsewhere.
+    * `parted`: rows that the step cuts into parts itself, and takes one part at a time.
+    * `met`: sets of rows that run side by side on one factor.
+    * `flops`: the work of products and convolutions (of all operations where there are none) by the
+      set of rows that they run or sum over."""
 
     rows: tuple[Rows, ...]
     kept: tuple[dict[Split, int], ...]
@@ -106,14 +108,18 @@ class _Carried:
 
 
 class _Walk:
+    """`kept`, `summed` and the rest as in `RowFlow`. `mixed_in[t]` are the rows mixed on the way to
+    tensor t. `behind_products[t]` says whether t depends on a product, `from_input[t]` whether on
+    an input of the step."""
+
     def __init__(self, graph: OpGraph, inputs: Sequence[int], rows: Sequence[Rows]) -> None:
         count = len(graph.tensors)
         self.graph = graph
         self.kept: list[dict[Split, int]] = [{} for _ in range(count)]
         self.summed = [0] * count
         self.mixed_in = [0] * count
-        self.worked = [False] * count
-        self.fed = [producer < 0 for producer in graph.producers()]
+        self.behind_products = [False] * count
+        self.from_input = [producer < 0 for producer in graph.producers()]
         self.mixed = self.looked_up = self.parted = 0
         self.extents = [graph.tensors[inputs[each.number]].shape[each.dim] for each in rows]
         self.met: set[int] = set()
@@ -126,31 +132,36 @@ class _Walk:
     def visit(self, op: Op) -> None:
         operands = op.operands
         heavy = op.name in HEAVY or op.rule is None
-        worked = heavy or any(self.worked[t] for t in operands)
+        behind_products = heavy or any(self.behind_products[t] for t in operands)
         summed = _union(self.summed[t] for t in operands)
         mixed = _union(self.mixed_in[t] for t in operands)
         if summed or mixed or any(self.kept[t] for t in operands):
             carried = self._carried(op)
             gone = carried.lost | self._picked(op, carried)
-            if op.name in _SLICES and not worked:
+            # Behind products a slice belongs to the model (q, k and v of one product, say).
+            if op.name in _SLICES and not behind_products:
                 self._part(op)
+            # Four ways to need other rows: no factor carries a row on, a row stands on two factors
+            # (each meets all others), data moves along it, or it meets what all rows went into.
             mixed |= gone | carried.paired | _moved(op, carried) | self._coupled(op, carried)
             self._count(op, carried, gone)
             for position, result in enumerate(op.results):
                 kept = _on_result(op.rule, carried, position, gone)
-                if gone and not worked and (op.name != "gather" or self._shuffles(op)):
+                if gone and not behind_products and (op.name != "gather" or self._shuffles(op)):
                     self._keep_shuffled(op, result, gone, kept)
                 self.kept[result] = kept
                 self.summed[result] = (summed | carried.all) & ~_union(kept.values())
                 self.mixed_in[result] = mixed
+            # What no product reads, such as a metric, may mix rows: it can run behind the loop.
             if heavy:
                 self.mixed |= mixed
-        fed = any(self.fed[t] for t in operands)
+        from_input = any(self.from_input[t] for t in operands)
         for result in op.results:
-            self.worked[result], self.fed[result] = worked, fed
+            self.behind_products[result] = behind_products
+            self.from_input[result] = from_input
 
     def _carried(self, op: Op) -> _Carried:
-        found = _Carried()
+        carried = _Carried()
         mappings = op.rule.operands if op.rule is not None else ()
         for position, tensor in enumerate(op.operands):
             for split, rows in self.kept[tensor].items():
@@ -158,12 +169,12 @@ class _Walk:
                 if op.rule is not None and position < len(mappings):
                     cut = locate(mappings[position][split.dim], op.rule.sizes, split)
                 if cut is None:
-                    found.lost |= rows
+                    carried.lost |= rows
                     continue
                 key = (cut.factor, cut.outer)
-                found.on[key] |= rows
-                found.extents[key] = gcd(found.extents[key], cut.extent)
-        return found
+                carried.on[key] |= rows
+                carried.extents[key] = gcd(carried.extents[key], cut.extent)
+        return carried
 
     def _picked(self, op: Op, carried: _Carried) -> int:
         """Rows of a table; `looked_up` where an input chooses among them, and not they
@@ -178,7 +189,7 @@ class _Walk:
             if any(split_of(mapping, op.rule.sizes, cut) for mapping in results)
         )
         picked = _union(self.kept[table].values()) & ~handed_on
-        if self.fed[chooser] and not self._shuffles(op):
+        if self.from_input[chooser] and not self._shuffles(op):
             choosing = _union((*self.kept[chooser].values(), self.summed[chooser]))
             self.looked_up |= picked & ~choosing
         return picked
@@ -204,7 +215,7 @@ class _Walk:
     def _coupled(self, op: Op, carried: _Carried) -> int:
         """Rows that meet what all of them have gone into, behind arithmetic of the model: sums of
         inputs alone are cheap to have before."""
-        return carried.all & _union(self.summed[t] for t in op.operands if self.worked[t])
+        return carried.all & _union(self.summed[t] for t in op.operands if self.behind_products[t])
 
     def _count(self, op: Op, carried: _Carried, gone: int) -> None:
         self.met.update(rows for rows in carried.on.values() if rows & (rows - 1))
@@ -245,7 +256,7 @@ def _moved(op: Op, carried: _Carried) -> int:
 
 
 def _union(sets: Iterable[int]) -> int:
-    found = 0
+    union = 0
     for each in sets:
-        found |= each
-    return found
+        union |= each
+    return union

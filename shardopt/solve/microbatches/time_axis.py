@@ -7,8 +7,8 @@ rules, and gives each tensor one of four kinds:
 
 * CONST: does not depend on the batch; it may still have the batch's extent (a mask, random bits)
   and is then sliced;
-* BATCHED: one dimension carries the batch (its `Split`); an op without a cut is to run on the full
-  batch all the same;
+* BATCHED: one dimension carries the batch (its `Split`); if the op has no cut, it runs on the full
+  batch before the loop, and its result is sliced;
 * PARTIAL: a contraction over the batch; every microbatch contributes one term, combined by
   `reducer`;
 * WHOLE: depends on the complete batch, so it exists only after the loop.
@@ -157,6 +157,7 @@ class _Walk:
         try:
             self._batched(index, op, operands, light)
         except CouplingError as error:
+            # What is light runs on the full batch before the loop, where all rows are there.
             if not light:
                 self.couplings[index] = error
             split = self._resliced(op, operands) if light else None
@@ -200,6 +201,7 @@ class _Walk:
             return False
         if is_layout(self.graph, op):
             return True
+        # Only sums commute with the linear operations below.
         if any(state.reducer != "add" for state in terms.values()):
             return False
         if op.name in ("add", "subtract", "negate"):
@@ -360,6 +362,7 @@ class _Walk:
             if index in self.couplings:
                 causes.add(index)
             if causes and op.name in HEAVY:
+                # The first one: those behind it may be consequences.
                 error = self.couplings[min(causes)]
                 readers = self.consumers[op.results[0]] if index == error.op else (index,)
                 error.reader = min(readers, default=None)

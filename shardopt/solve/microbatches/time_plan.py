@@ -201,6 +201,7 @@ class _Placement:
             or op.results[result] in self.sources[op.results[result]]
         ):
             return None
+        # The block differs from microbatch to microbatch, and an attribute cannot.
         if op.name == "constant" and op.results[result] not in (self.axis.batch.splats or {}):
             return None
         cut = locate(op.rule.results[result][split.dim], op.rule.sizes, split)
@@ -267,6 +268,7 @@ class _Placement:
     # ---- the result ----
 
     def plan(self) -> TimePlan:
+        # Program order, and of an op that runs at two sizes the full one first.
         order = sorted(self.body, key=lambda key: (key[0], key[1] is not None, str(key[1])))
         return TimePlan(
             self.axis.batch.num_microbatches,

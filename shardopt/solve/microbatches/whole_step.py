@@ -51,6 +51,7 @@ def plan_single(graph: OpGraph) -> TimePlan:
     read_after = {t for k in epilogue for t in graph.ops[k].operands} | set(graph.outputs)
     read = {t for k in body for t in graph.ops[k].operands}
     captures = tuple(t for t in graph.inputs if t in read)
+    # What the epilogue recomputes for itself is not handed over.
     accumulators = tuple(
         Accumulator(View(t)) for t in made if t in read_after and t not in epilogue_results
     )

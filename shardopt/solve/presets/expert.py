@@ -177,10 +177,8 @@ def _sharded_state(
     tables, plan = walk.tables, walk.plan
     state = {**replicated(tables, sorted(input_kinds.state)), **walk.state()}
     for tensor in sorted(sharded & state.keys()):
-        shape, rest = (
-            tables.graph.tensors[tensor].shape,
-            tuple(a for a in plan.axes if a not in state[tensor].axes),
-        )
+        shape = tables.graph.tensors[tensor].shape
+        rest = tuple(a for a in plan.axes if a not in state[tensor].axes)
         state[tensor] = split_further(tables.mesh, shape, state[tensor], rest)
     return state
 

@@ -12,9 +12,8 @@ from heapq import heapify, heappop, heappush
 
 from shardopt.cost.transfers import Links, Ordered
 
-_MOST_ALONE = (
-    4096  # messages that are put in order one by one; time grows with the square of those of a link
-)
+# Messages that are put in order one by one; time grows with the square of those of a link.
+_MOST_ALONE = 4096
 
 
 def best_order(links: Links) -> list[int]:

@@ -69,10 +69,8 @@ class _Wires:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._hosts, self._groups = (
-            cluster.hosts_of_devices.tolist(),
-            cluster.groups_of_devices.tolist(),
-        )
+        self._hosts = cluster.hosts_of_devices.tolist()
+        self._groups = cluster.groups_of_devices.tolist()
         self._byte_seconds: dict[tuple[int, int, bool], float] = {}
 
     def by_host(self, devices: Sequence[int]) -> dict[int, list[int]]:

@@ -97,10 +97,8 @@ class _Planning:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._nic_seconds = least_nic_seconds(cluster)
-        self._balanced: tuple[list[Fetch], tuple[int, ...]] = (
-            [],
-            (),
-        )  # fetches and their senders, of the last plans
+        # Fetches of the plans drafted last, and the senders that were found for them.
+        self._balanced: tuple[list[Fetch], tuple[int, ...]] = ([], ())
 
     def drafts(self, resharding: Resharding, names: Sequence[str]) -> list[_Named]:
         """All drafts of all strategies, the same one once."""
@@ -143,7 +141,7 @@ class _Planning:
         return ways[best[2]]
 
     def _least_seconds(self, way: Sequence[_Named]) -> float:
-        """Seconds that the busiest receiving card needs at best, whoever sends."""
+        """Seconds that the busiest receiving NIC needs at best, whoever sends."""
         hosts = self._cluster.hosts_of_devices
         near: dict[tuple[int, ...], frozenset[int]] = {}
         into: Counter[int] = Counter()

@@ -62,10 +62,13 @@ class CandidateProblem:
         is_candidate = np.zeros((layers + 1, layers + 1, len(self.configs)), dtype=bool)
         for i in range(layers):
             for j in range(i + 1, layers + 1):
+                # The layers before i need a stage if there are any, and make at most one each; so
+                # do those behind.
                 fewest, largest = (i > 0) + (j < layers), i + layers - j
                 others = range(fewest, min(largest, most - 1) + 1)
                 if self.num_stages is not None:
                     others = range(most - 1, most) if fewest <= most - 1 <= largest else range(0)
+                # Many configs leave the same devices to the others, so each rest is looked up once.
                 fits = {rest: any(rest in covered[k] for k in others) for rest in set(rests)}
                 is_candidate[i, j] = [fits[rest] for rest in rests]
                 if self.allowed is not None:

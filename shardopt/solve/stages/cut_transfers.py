@@ -58,7 +58,7 @@ class CutTransfers:
         return self._seconds(even_messages(source, target, size))
 
     def nics(self, source: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
-        """The network cards between two stages: number 2h is what host h sends through, 2h + 1 what
+        """The NICs between two stages: number 2h is what host h sends through, 2h + 1 what
         it receives through; none inside of a host."""
         senders, receivers = (
             {self.cluster.host_of(device) for device in ids} for ids in (source, target)
@@ -85,6 +85,8 @@ def cut_transfers(
     """`op_layer[i]` is negative for operations that every stage copies; what they make crosses
     nothing. `repeated` as in `StepGraph`: later stages read the original of what is computed
     again."""
+    # Differences from one cut to the next, which `cumsum` turns into bytes: a value that crosses
+    # many cuts costs two additions.
     forward, backward = np.zeros(num_layers + 2, np.int64), np.zeros(num_layers + 2, np.int64)
     layers = _reader_layers(graph, op_layer, repeated or {})
     for op, home in zip(graph.ops, op_layer, strict=True):

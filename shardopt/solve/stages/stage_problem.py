@@ -1,5 +1,5 @@
-"""What the stage DP is given and what it answers, as arrays: candidate stages, their costs, and
-plans of them.
+"""The problem of the stage DP and its solutions, as arrays: candidate stages, their costs, and
+plans made of them.
 
 A candidate stage is an interval of layers on a `StageConfig`: a submesh of one host group in a
 logical shape, with or without recomputation. Its cost is that of the intra-operator solver
@@ -17,12 +17,10 @@ from shardopt.hardware.cluster import Cluster, Submesh
 from shardopt.hardware.topology import logical_shapes, submeshes
 from shardopt.options.names import Recompute
 
-Stages = tuple[
-    tuple[int, int, int], ...
-]  # (first layer, layer after the last, config) in pipeline order
-InFlight = Callable[
-    [int, int, int], float
-]  # (stage from the end, 1 = last; number of stages; microbatches) -> count
+# (first layer, layer after the last, config), in pipeline order.
+Stages = tuple[tuple[int, int, int], ...]
+# (stage from the end, 1 = last; number of stages; microbatches) -> microbatches in flight.
+InFlight = Callable[[int, int, int], float]
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 
 
@@ -78,13 +76,14 @@ class StageProblem:
     infeasible, and entries with end <= start are not read. Seconds and activations are those of one
     microbatch, `seconds` forward and backward, `forward_seconds` its share up to the last forward
     operation; bytes are per device. `num_devices` and `memory_bytes` (of a device) have one entry
-    for each host group. A plan uses all devices of all groups. `transfer_seconds[:, j]`, if given,
-    `[2, L + 1]`, are those of one microbatch over a cut before layer j, there and back. Where
-    `stages_per_mesh` is more than 1, a plan uses every device in so many stages, and `memory_bytes`
-    is the share that each of them gets. A device holds `fixed_bytes` + microbatches in flight ·
-    `activation_bytes` in the loop, and at most `outside_bytes`, if given, before and behind it.
-    `least_bytes` are proven bounds of fixed and of activation bytes, where these are those of a
-    sharding that was found; without them all bytes are what they are."""
+    for each host group. A plan uses all devices of all groups.
+
+    `transfer_seconds`, `[2, L + 1]`: seconds of one microbatch over the cut before layer j,
+    forwards and backwards. `stages_per_mesh`: if more than 1, a plan uses every device in so many
+    stages, and `memory_bytes` is the share of each. A device holds `fixed_bytes` + microbatches in
+    flight · `activation_bytes` in the loop, and at most `outside_bytes` before and behind it.
+    `least_bytes`: proven bounds of fixed and of activation bytes, where those above belong to one
+    sharding and others may need less; None where the bytes above are the bounds."""
 
     num_layers: int
     configs: tuple[StageConfig, ...]
@@ -111,16 +110,8 @@ class StageProblem:
                 f"transfer_seconds must have shape {(2, shape[0])}, got "
                 f"{self.transfer_seconds.shape}"
             )
-        if (
-            min(
-                self.num_layers,
-                self.num_microbatches,
-                len(self.configs),
-                *self.num_devices,
-                self.total_devices,
-            )
-            < 1
-        ):
+        sizes = (self.num_layers, self.num_microbatches, len(self.configs), self.total_devices)
+        if min(*sizes, *self.num_devices) < 1:
             raise ValueError(
                 "the numbers of layers, configs, devices and microbatches must be at least 1"
             )
@@ -148,6 +139,9 @@ class StageProblem:
         the pipeline, where both ways go at once. Nothing comes before layer 0."""
         cuts = np.zeros((2, self.num_layers + 1))
         if self.transfer_seconds is not None:
+            # In the steady state the activations of one microbatch travel while the gradients of
+            # another come back, and links carry both directions at once: a slot lasts as long as
+            # the slower of the two.
             cuts[:, 1:] = (
                 self.transfer_seconds.sum(axis=0)[1:],
                 self.transfer_seconds.max(axis=0)[1:],
@@ -161,6 +155,7 @@ class StageProblem:
     def need_bytes(self, in_flight: float, where: tuple[int, ...] = ()) -> np.ndarray:
         """Bytes of a device with so many microbatches in flight, `[L + 1, L + 1, C]`, or those of
         the entry or row `where` of that."""
+        # No microbatch is in flight before and behind the loop, so the two needs never add up.
         need = self.fixed_bytes[where] + in_flight * self.activation_bytes[where]
         outside = self.outside_bytes
         return need if outside is None else np.maximum(need, outside[where])

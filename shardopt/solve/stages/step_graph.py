@@ -81,10 +81,12 @@ class StepGraph:
         return find_linear(self.graph, self.tied)
 
     def cut_at(self, *cuts: int) -> StepGraph:
-        """The step as it runs when stages begin at the layers `cuts`: what is computed again in an
-        earlier stage is not sent to a later one, which has been given the same in the forward pass.
+        """The step as it runs when stages begin at the layers `cuts`. What an earlier stage
+        recomputes is not sent to a later one: the later stage got the same value in the forward
+        pass.
 
-        Operations that nobody needs any more belong to no layer; numbers stay as they are."""
+        Operations that nobody needs any more belong to no layer. Numbers of operations and tensors
+        stay as they are."""
         crossing = [
             (op, tensor)
             for op, tensor in self._rising
@@ -97,6 +99,8 @@ class StepGraph:
             ops[op] = ops[op].renamed({tensor: self.repeated[tensor]})
         read = Counter(tensor for op in ops for tensor in op.operands)
         read.update(self.graph.outputs)
+        # From the last on: an operation that is dropped may have been the only reader of one before
+        # it.
         for op in sorted({self.producers[tensor] for tensor in self.repeated}, reverse=True):
             if not any(read[result] for result in ops[op].results):
                 layers[op] = SHARED

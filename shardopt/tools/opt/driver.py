@@ -88,9 +88,8 @@ class Driver:
     def _split(self) -> tuple[Part, ...]:
         text = decoded(self.data)
         if self.options.split_input_file is None:
-            is_file = (
-                self.name != STDIO and Path(self.name).is_file()
-            )  # a pipe cannot be read again
+            # A pipe cannot be read again.
+            is_file = self.name != STDIO and Path(self.name).is_file()
             return (Part(1, self.name if is_file else self.data, text or ""),)
         if text is None:
             raise UserError(
@@ -146,10 +145,8 @@ class Driver:
         output = encode_module(
             module, self.form, output_style(self.options), self.options.emit_bytecode_version
         )
-        before, after = (
-            Timed("Parser", parsed - started),
-            Timed("Output", perf_counter() - finished),
-        )
+        before = Timed("Parser", parsed - started)
+        after = Timed("Output", perf_counter() - finished)
         self.timings.append(timing_tree(result, (before,), (after,)))
         if self.watchers.counter is not None:
             self.figures.append(pass_figures(result, self.watchers.counter))

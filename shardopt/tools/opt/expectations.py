@@ -52,9 +52,8 @@ def read_expectations(
     """The expectations in a text whose first line has the number `first_line`, and errors about
     malformed ones."""
     expectations: list[Expectation] = []
-    waiting: list[
-        tuple[re.Match[str], Position]
-    ] = []  # `@below`, until a line without an expectation comes
+    # `@below`, until a line without an expectation comes.
+    waiting: list[tuple[re.Match[str], Position]] = []
     errors: list[Diagnostic] = []
     above = UNKNOWN_LINE
     for number, line in enumerate(text.split("\n"), start=first_line):

@@ -27,6 +27,6 @@ class PlanTimings:
 
     def report(self) -> str:
         rows = merged(self._phases)
-        outside_loop = self._planned - self._begun - sum(row.seconds for row in rows)
+        elsewhere = self._planned - self._begun - sum(row.seconds for row in rows)
         output = Timed("Output", perf_counter() - self._planned)
-        return timing_report((Timed("Model and cache", outside_loop), *rows, output))
+        return timing_report((Timed("Model and cache", elsewhere), *rows, output))

@@ -29,9 +29,8 @@ def test_weights_are_as_many_as_published(case: Any) -> None:
 
     weights = count(build(case.spec).weights)
     if not hasattr(case.spec, "vocab"):
-        assert (
-            abs(weights / _published(case.name) - 1) < 0.07
-        )  # the names are rounded to one or two digits
+        # The names are rounded to one or two digits.
+        assert abs(weights / _published(case.name) - 1) < 0.07
         return
     spec = case.spec
     assert abs(spec.parameters / _published(case.name) - 1) < 0.07

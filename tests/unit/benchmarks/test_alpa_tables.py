@@ -55,10 +55,10 @@ def test_every_method_is_a_set_of_options_that_the_phases_take(method: str) -> N
 
 def test_a_plan_is_measured_up_to_the_stage_phase() -> None:
     case = Case("gpt-tiny", TINY["gpt-tiny"], 2, 2, 2)
-    found = measured(case, options(case, "shardopt"), finish=False)
-    assert float(str(found["seconds"])) > 0
-    assert found["sharding problems solved"]
-    assert list(found["planning"]) == ["import", "microbatch", "cluster", "stage"]  # type: ignore[call-overload]
+    row = measured(case, options(case, "shardopt"), finish=False)
+    assert float(str(row["seconds"])) > 0
+    assert row["sharding problems solved"]
+    assert list(row["planning"]) == ["import", "microbatch", "cluster", "stage"]  # type: ignore[call-overload]
 
 
 def test_what_does_not_fit_is_said_and_kept_apart_from_what_was_not_run() -> None:

@@ -35,25 +35,25 @@ def test_keys_tell_apart_where_parts_end() -> None:
     "damage", [b"", b"content", b"shardopt1" + bytes(32) + b"content"], ids=["empty", "bare", "sum"]
 )
 def test_a_damaged_entry_is_dropped_with_a_remark(tmp_path: Path, damage: bytes) -> None:
-    said: list[str] = []
-    store = Store(tmp_path, said.append)
+    remarks: list[str] = []
+    store = Store(tmp_path, remarks.append)
     store.put("things", KEY, b"content")
     entry(tmp_path).write_bytes(damage)
     assert store.get("things", KEY) is None
-    assert len(said) == 1 and "damaged" in said[0]
+    assert len(remarks) == 1 and "damaged" in remarks[0]
     assert not entry(tmp_path).exists()
     store.put("things", KEY, b"content")
     assert store.get("things", KEY) == b"content"
 
 
 def test_a_folder_that_cannot_be_written_is_a_remark(tmp_path: Path) -> None:
-    said: list[str] = []
+    remarks: list[str] = []
     (tmp_path / "file").write_text("in the way")
-    store = Store(tmp_path / "file", said.append)
+    store = Store(tmp_path / "file", remarks.append)
     store.put("things", KEY, b"content")
     store.put("things", KEY, b"content")
     assert store.get("things", KEY) is None
-    assert [message for message in said if "cannot write" in message] == said[:1]
+    assert [message for message in remarks if "cannot write" in message] == remarks[:1]
 
 
 def test_trimming_keeps_what_was_used_last(tmp_path: Path) -> None:

@@ -44,10 +44,11 @@ def test_topology(devices: bool) -> None:
         module = ir.Module.parse(FUNCTION, context)
         write_topology(module.body.operations[0].operation, (LINE, GRID), devices=devices)
         meshes = read_topology(reparsed(module).body.operations[0].operation)
+    # Without ids: consecutive over all meshes.
     numbered = (
         LINE,
         replace(GRID, devices=(2, 3, 4, 5, 6, 7)),
-    )  # without ids: consecutive over all meshes
+    )
     assert meshes == ((LINE, GRID) if devices else numbered)
 
 

@@ -14,12 +14,10 @@ def parse(arguments: str, results: str) -> ir.Module:
     return ir.Module.parse(f"func.func private @main({arguments}) -> ({results})", make_context())
 
 
-ALIAS, DONOR, SMALL, BIG = (
-    "tf.aliasing_output",
-    "jax.buffer_donor = true",
-    "tensor<2xf32>",
-    "tensor<4xf32>",
-)
+ALIAS = "tf.aliasing_output"
+DONOR = "jax.buffer_donor = true"
+SMALL = "tensor<2xf32>"
+BIG = "tensor<4xf32>"
 
 
 @pytest.mark.parametrize(

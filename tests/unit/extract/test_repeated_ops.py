@@ -27,8 +27,8 @@ def repeats(function: Callable[..., Any], arguments: int = 2) -> list[tuple[str,
         module = load_module(bytes(exported.mlir_module_serialized), context)
         run_pipeline(module, "builtin.module(shardopt-import)")
         [main] = functions(module)
-        found = repeated_ops(body_of(main.regions[0].blocks[0]))
-        return [(_name(op), _name(original)) for op, original in found.items()]
+        originals = repeated_ops(body_of(main.regions[0].blocks[0]))
+        return [(_name(op), _name(original)) for op, original in originals.items()]
 
 
 def _name(op: ir.Operation) -> str:
@@ -37,15 +37,15 @@ def _name(op: ir.Operation) -> str:
 
 def test_checkpoint_repeats_the_forward_and_not_the_backward() -> None:
     block = jax.checkpoint(lambda w, x: jnp.sin(jnp.tanh(x @ w)))
-    found = repeats(jax.grad(lambda w, x: jnp.sum(block(w, x) ** 2)))
-    assert found == [("dot_general", "dot_general"), ("tanh", "tanh")]
+    pairs = repeats(jax.grad(lambda w, x: jnp.sum(block(w, x) ** 2)))
+    assert pairs == [("dot_general", "dot_general"), ("tanh", "tanh")]
 
 
 def test_regions_are_compared() -> None:
     block = jax.checkpoint(lambda w, x: jnp.tanh((x @ w).max(0)) * (x @ w).sum(0))
-    found = repeats(jax.grad(lambda w, x: jnp.sum(block(w, x) ** 2)))
-    assert ("reduce", "reduce") in found
-    assert all(op == original for op, original in found)
+    pairs = repeats(jax.grad(lambda w, x: jnp.sum(block(w, x) ** 2)))
+    assert ("reduce", "reduce") in pairs
+    assert all(op == original for op, original in pairs)
 
 
 @pytest.mark.parametrize(

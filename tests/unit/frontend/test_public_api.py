@@ -40,7 +40,7 @@ def test_optimize_takes_every_plan_option_with_its_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("batch", "text"),
     [
         ("auto", "auto"),
         ("2:1", "2:1"),
@@ -52,8 +52,8 @@ def test_optimize_takes_every_plan_option_with_its_default() -> None:
         ({"x": 1, 2: 0}, "2:0,x:1"),
     ],
 )
-def test_batch_arguments_as_text(given: object, text: str) -> None:
-    assert batch_text(given) == text  # type: ignore[arg-type]
+def test_batch_arguments_as_text(batch: object, text: str) -> None:
+    assert batch_text(batch) == text  # type: ignore[arg-type]
 
 
 def test_batch_arguments_count_those_that_an_export_dropped() -> None:

@@ -68,18 +68,17 @@ def test_curves_are_exact_at_their_points_and_rise(
 ) -> None:
     curve = Curve.through(*xy)
     np.testing.assert_allclose([curve.at(x) for x in xy[0]], xy[1], rtol=1e-9, atol=1e-9)
-    found = [curve.at(x) for x in sorted(at)]
-    assert all(value >= 0 for value in found)
-    assert all(b >= a - 1e-9 * abs(a) for a, b in itertools.pairwise(found))
-    np.testing.assert_allclose(curve.at(np.array(sorted(at))), found, rtol=1e-12)
+    seconds = [curve.at(x) for x in sorted(at)]
+    assert all(value >= 0 for value in seconds)
+    assert all(b >= a - 1e-9 * abs(a) for a, b in itertools.pairwise(seconds))
+    np.testing.assert_allclose(curve.at(np.array(sorted(at))), seconds, rtol=1e-12)
 
 
 def test_curves_go_on_with_their_outer_slopes() -> None:
     curve = Curve.through((10, 20, 40), (5, 6, 10))
     assert [curve.at(x) for x in (0.0, 5.0, 15.0, 30.0, 60.0)] == [4, 4.5, 5.5, 8, 14]
-    assert (
-        Curve.through((10, 20), (1, 5)).at(5.0) == 0.5
-    )  # the first slope would be below zero at 0
+    # The first slope would be below zero at 0.
+    assert Curve.through((10, 20), (1, 5)).at(5.0) == 0.5
     assert Curve.through((10,), (1,)).at(30.0) == 3
 
 
@@ -218,9 +217,8 @@ def test_kinds_of_collectives_have_one_spelling() -> None:
 def test_measured_work_overrides_the_roofline() -> None:
     device, formula = MEASURED.groups[0].device, GROUP.device
     assert op_seconds(device, 1e6, 0.0, "f32", kind="matmul") == pytest.approx(1e-3)
-    assert op_seconds(device, 1e6, 0.0, "f32", kind="batch_matmul") == pytest.approx(
-        1e-3
-    )  # no curve of its own
+    # No curve of its own.
+    assert op_seconds(device, 1e6, 0.0, "f32", kind="batch_matmul") == pytest.approx(1e-3)
     assert op_seconds(device, 1e9, 0.0, "bf16", kind="matmul") == op_seconds(
         formula, 1e9, 0.0, "bf16"
     )

@@ -94,13 +94,11 @@ def test_shared_cores_do_the_sum_of_the_work(schedule: str, stages: int, microba
     )
     # The clock of shared hosts is the other one where nobody is faster.
     constant = Sharing(((((0, 1)),),) * stages, (Profile("d", 1, (), (1.0,)),) * stages)
-    alone, plain = (
-        run(schedule, stages, microbatches, constant),
-        run(schedule, stages, microbatches, None),
-    )
+    alone = run(schedule, stages, microbatches, constant)
+    plain = run(schedule, stages, microbatches, None)
     assert alone.makespan_seconds == pytest.approx(plain.makespan_seconds)
-    for found, expected in zip(alone.start_seconds, plain.start_seconds, strict=True):
-        assert found == pytest.approx(expected)
+    for starts, expected in zip(alone.start_seconds, plain.start_seconds, strict=True):
+        assert starts == pytest.approx(expected)
 
 
 def by_small_steps(work: list[tuple[int, float, float]], sharing: Sharing) -> dict[int, float]:
@@ -136,7 +134,7 @@ def test_the_clock_is_that_of_small_steps(tasks: list[tuple[int, int]], wide: bo
     work = [(mesh, float(start), float(seconds)) for mesh, (start, seconds) in enumerate(tasks)]
     for mesh, start, seconds in work:
         clock.push(mesh, mesh, start, seconds)
-    found = {}
+    ends = {}
     while (ended := clock.pop()) is not None:
-        found[ended[1]] = ended[0]
-    assert found == pytest.approx(by_small_steps(work, sharing))
+        ends[ended[1]] = ended[0]
+    assert ends == pytest.approx(by_small_steps(work, sharing))

@@ -69,9 +69,8 @@ def test_axis_inside_a_host_uses_the_fast_link() -> None:
 def test_axis_across_hosts_shares_the_network_card_between_its_groups() -> None:
     c = cluster(2, 4)
     assert axis_link(c, mesh(2, 4), "x") == Link(1e-5, 4.0)  # four groups leave each host
-    assert axis_link(c, mesh(8), "x") == Link(
-        1e-5, 16.0
-    )  # one ring over both hosts crosses each card once
+    # One ring over both hosts crosses each card once.
+    assert axis_link(c, mesh(8), "x") == Link(1e-5, 16.0)
     assert group_placement(c, mesh(8), ("x",)).members_per_host == 4
     assert group_placement(c, mesh(2, 4), ("x", "y")) == group_placement(c, mesh(8), ("x",))
     assert axis_link(c, mesh(4, 2), "x") == Link(1e-5, 8.0)
@@ -91,19 +90,15 @@ def test_a_narrow_fabric_is_shared_by_all_crossings() -> None:
     c = changed(cluster(4, 2), fabric_bandwidth=24.0)
     assert axis_link(c, mesh(8), "x") == Link(1e-5, 6.0)  # one ring leaves each of four hosts
     assert axis_link(c, mesh(4, 2), "x") == Link(1e-5, 3.0)
-    assert axis_link(c, mesh(2, 2, devices=(0, 1, 2, 3)), "x") == Link(
-        1e-5, 6.0
-    )  # two rings, two hosts
-    assert axis_link(changed(c, fabric_bandwidth=64.0), mesh(8), "x") == Link(
-        1e-5, 16.0
-    )  # as wide as the cards
+    # Two rings, two hosts.
+    assert axis_link(c, mesh(2, 2, devices=(0, 1, 2, 3)), "x") == Link(1e-5, 6.0)
+    # As wide as the cards.
+    assert axis_link(changed(c, fabric_bandwidth=64.0), mesh(8), "x") == Link(1e-5, 16.0)
 
 
 def test_a_mesh_has_the_links_of_its_host_group() -> None:
-    slow, fast = (
-        cluster(2, 2),
-        changed(cluster(2, 2), name="fast", intra_host=Link(0.0, 1e6), inter_host=Link(0.0, 1e5)),
-    )
+    slow = cluster(2, 2)
+    fast = changed(cluster(2, 2), name="fast", intra_host=Link(0.0, 1e6), inter_host=Link(0.0, 1e5))
     c = Cluster("mixed", (slow.groups[0], fast.groups[0]))
     assert axis_link(c, mesh(2, 2, devices=(0, 1, 2, 3)), "x") == Link(1e-5, 8.0)
     assert axis_link(c, mesh(2, 2, devices=(4, 5, 6, 7)), "x") == Link(0.0, 5e4)

@@ -220,9 +220,8 @@ def test_exported_files_hold_a_module(context: ir.Context) -> None:
     jax 0.10.2."""
     assert format_of(EXPORTED.read_bytes()) == "exported"
     text = module_text(load_module(EXPORTED, context))
-    assert (
-        "module @jit__lambda" in text and "stablehlo.cosine" not in text
-    )  # the function, not its derivative
+    # The function, not its derivative.
+    assert "module @jit__lambda" in text and "stablehlo.cosine" not in text
     assert "jax" not in sys.modules or "jax._src.export.serialization" not in sys.modules
 
 

@@ -13,16 +13,20 @@ def _pairings(predicted: list[float], measured: list[float]) -> list[Pairing]:
 
 
 def test_perfect_predictions() -> None:
-    found = agreement("group", _pairings([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]))
-    assert (found.median_error, found.mean_error, found.bias) == (0.0, 0.0, pytest.approx(0.0))
-    assert (found.rank_correlation, found.regret) == (pytest.approx(1.0), 0.0)
+    summary = agreement("group", _pairings([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]))
+    assert (summary.median_error, summary.mean_error, summary.bias) == (
+        0.0,
+        0.0,
+        pytest.approx(0.0),
+    )
+    assert (summary.rank_correlation, summary.regret) == (pytest.approx(1.0), 0.0)
 
 
 def test_errors_are_relative_to_what_was_measured() -> None:
-    found = agreement("group", _pairings([2.0, 0.5, 1.0], [1.0, 1.0, 1.0]))
-    assert (found.median_error, found.mean_error) == (0.5, 0.5)
-    assert found.bias == pytest.approx(0.0)  # twice as much and half as much
-    assert (found.rankings, found.rank_correlation, found.regret) == (0, None, None)
+    summary = agreement("group", _pairings([2.0, 0.5, 1.0], [1.0, 1.0, 1.0]))
+    assert (summary.median_error, summary.mean_error) == (0.5, 0.5)
+    assert summary.bias == pytest.approx(0.0)  # twice as much and half as much
+    assert (summary.rankings, summary.rank_correlation, summary.regret) == (0, None, None)
 
 
 def test_order_and_regret() -> None:

@@ -157,19 +157,19 @@ def _ours(example: Example) -> XlaCosts:
 
 
 def page() -> str:
-    found = tuple(counts())
+    rows = tuple(counts())
     head = _HEAD.format(weight=TRANSCENDENTAL_FLOPS, trips=UNKNOWN_TRIPS)
-    return head + "".join(_rows(found)) + _DEPARTURES + "".join(_departures(found))
+    return head + "".join(_rows(rows)) + _DEPARTURES + "".join(_departures(rows))
 
 
-def _rows(found: tuple[Count, ...]) -> Iterator[str]:
-    for count in found:
+def _rows(counts: tuple[Count, ...]) -> Iterator[str]:
+    for count in counts:
         ours = count.ours
         yield f"| {_name(count)} | {ours.flops:g} | {ours.transcendentals:g} | {ours.bytes:g} |\n"
 
 
-def _departures(found: tuple[Count, ...]) -> Iterator[str]:
-    for count in found:
+def _departures(counts: tuple[Count, ...]) -> Iterator[str]:
+    for count in counts:
         in_work, in_bytes = DEPARTURES.get(count.example.name, ("", ""))
         if in_work:
             yield (

@@ -14,19 +14,19 @@ from tests.unit.operations.page_version import OF_ONE_VERSION
 
 
 @cache
-def found() -> dict[str, Count]:
+def counts_by_name() -> dict[str, Count]:
     return {count.example.name: count for count in counts()}
 
 
 def test_counts_are_those_of_xla_or_there_is_a_reason() -> None:
-    for name, count in found().items():
+    for name, count in counts_by_name().items():
         in_work, in_bytes = DEPARTURES.get(name, ("", ""))
         assert count.same_work == (not in_work), count
         assert count.same_bytes == (not in_bytes), count
 
 
 def test_every_departure_is_of_an_example() -> None:
-    assert sorted(DEPARTURES.keys() - found().keys()) == []
+    assert sorted(DEPARTURES.keys() - counts_by_name().keys()) == []
 
 
 @OF_ONE_VERSION
@@ -37,7 +37,7 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_a_loop_counts_its_trips() -> None:
-    loop = found()["while"]
+    loop = counts_by_name()["while"]
     assert loop.ours.flops - 128 == 7 * (loop.xla.flops - 128)
 
 

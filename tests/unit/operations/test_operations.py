@@ -141,12 +141,14 @@ def test_strategies_exist_and_cost_something_finite(example: Example) -> None:
     graph, op = graph_of(example), op_of(example)
     operands, results = ([graph.tensors[t] for t in side] for side in (op.operands, op.results))
     for mesh in (LINE, MESH, CUBE):
-        found = op_strategies(op, operands, results, mesh, CLUSTER)
-        assert all(sharding.is_replicated for sharding in (*found[0].operands, *found[0].results))
-        assert all(0 <= strategy.seconds < math.inf for strategy in found)
-        assert len(set(found)) == len(found)
-        assert (len(found) == 1) == bool(why_opaque(op))
-        for strategy in found:
+        strategies = op_strategies(op, operands, results, mesh, CLUSTER)
+        assert all(
+            sharding.is_replicated for sharding in (*strategies[0].operands, *strategies[0].results)
+        )
+        assert all(0 <= strategy.seconds < math.inf for strategy in strategies)
+        assert len(set(strategies)) == len(strategies)
+        assert (len(strategies) == 1) == bool(why_opaque(op))
+        for strategy in strategies:
             for tensor, sharding in zip(
                 (*operands, *results), (*strategy.operands, *strategy.results), strict=True
             ):

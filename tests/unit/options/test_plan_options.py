@@ -71,10 +71,10 @@ def takers(phase: Phase, name: str) -> list[tuple[str, OptionSpec]]:
     steps = [
         step for each in phase.steps for step in (each.steps if isinstance(each, When) else (each,))
     ]
-    found = [
+    specs = [
         (step, spec) for step in steps if step in PASSES for spec in option_specs(pass_class(step))
     ]
-    return [(step, spec) for step, spec in found if spec.name == name]
+    return [(step, spec) for step, spec in specs if spec.name == name]
 
 
 def plan_parser(table: type = PlanOptions) -> ToolParser:
@@ -235,11 +235,11 @@ def test_a_new_option_is_a_keyword() -> None:
     assert (
         '    colour: Literal["red", "blue"]\n    """What to paint. Default: \'red\'."""' in source
     )
-    found: dict[str, Any] = {}
-    exec(source, found)
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
     assert (
-        "colour" in found["PlanKeywords"].__annotations__
-        and "colour" not in found["ShardKeywords"].__annotations__
+        "colour" in namespace["PlanKeywords"].__annotations__
+        and "colour" not in namespace["ShardKeywords"].__annotations__
     )
 
 
@@ -322,8 +322,10 @@ def test_they_reach_the_pass_from_shard(monkeypatch: pytest.MonkeyPatch) -> None
     exported = jax.export.export(jax.jit(lambda x: x @ x))(jax.ShapeDtypeStruct((8, 8), "float32"))
     shardopt.shard(exported, "cpu-test:1x4", "2x2", **LATE)
     (pipeline,) = ran
-    asked = pipeline.removeprefix("builtin.module(shardopt-intra{").removesuffix("})")
-    assert all(f"{name.replace('_', '-')}={value}" in asked.split() for name, value in LATE.items())
+    options = pipeline.removeprefix("builtin.module(shardopt-intra{").removesuffix("})")
+    assert all(
+        f"{name.replace('_', '-')}={value}" in options.split() for name, value in LATE.items()
+    )
 
 
 def test_they_are_kept_in_plan_files_where_they_were_changed() -> None:
@@ -334,9 +336,9 @@ def test_they_are_kept_in_plan_files_where_they_were_changed() -> None:
 
 
 def test_a_searched_number_of_layers_is_read_again() -> None:
-    asked = PlanOptions("c.yaml", layers="search")
-    assert errors_of(options_reader(PlanOptions), kept_options(asked)) == (
-        kept_options(asked),
+    options = PlanOptions("c.yaml", layers="search")
+    assert errors_of(options_reader(PlanOptions), kept_options(options)) == (
+        kept_options(options),
         (),
     )
 
@@ -359,9 +361,9 @@ def test_wrong_keywords(function: Function, options: dict[str, Any], message: st
 
 
 def test_keywords_in_other_forms() -> None:
-    given = {"batch_args": {0: 1, "x": 0}, "memory_budget": 512, "profile": Path("p.json")}
-    asked = options_of("optimize", Path("c.yaml"), given)
-    assert asked == PlanOptions(
+    keywords = {"batch_args": {0: 1, "x": 0}, "memory_budget": 512, "profile": Path("p.json")}
+    options = options_of("optimize", Path("c.yaml"), keywords)
+    assert options == PlanOptions(
         "c.yaml", batch_args="0:1,x:0", memory_budget="512", profile="p.json"
     )
 

@@ -31,7 +31,7 @@ def numbers(*extents: int) -> jax.ShapeDtypeStruct:
     return shape(*extents, dtype=jnp.int32)
 
 
-def found(step: Step, *arguments: Any, donate: tuple[int, ...] = ()) -> dict[str, int]:
+def batch_of(step: Step, *arguments: Any, donate: tuple[int, ...] = ()) -> dict[str, int]:
     """name -> dimension, of what the caller brings and of state."""
     with make_context() as context:
         exported = jax.export.export(jax.jit(step, donate_argnums=donate))(*arguments)
@@ -280,7 +280,7 @@ CASES: Mapping[str, tuple[Step, tuple[Any, ...], tuple[int, ...], dict[str, int]
 @pytest.mark.parametrize("name", CASES)
 def test_the_batch_is_found(name: str) -> None:
     step, arguments, donated, expected = CASES[name]
-    assert found(step, *arguments, donate=donated) == expected
+    assert batch_of(step, *arguments, donate=donated) == expected
 
 
 def graph_network(w: jax.Array, nodes: jax.Array, sender: jax.Array, receiver: jax.Array) -> Any:
@@ -328,4 +328,4 @@ def test_what_is_undecided_names_the_candidates(
 ) -> None:
     donate = () if step is mlp else (0,)
     with pytest.raises(UndecidedBatch, match=message):
-        found(step, *arguments, donate=donate)
+        batch_of(step, *arguments, donate=donate)

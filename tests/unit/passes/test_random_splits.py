@@ -85,11 +85,9 @@ def run(program: Program, weights: list[jax.Array], x: jax.Array, y: jax.Array) 
 @given(programs, st.sampled_from([2, 4]), st.booleans())
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 def test_a_random_step_is_exact_or_refused(program: Program, count: int, train: bool) -> None:
-    weights, x, y = (
-        [normal(0, WIDTH, WIDTH), normal(1, WIDTH, WIDTH)],
-        normal(2, ROWS, WIDTH),
-        normal(3, ROWS, WIDTH),
-    )
+    weights = [normal(0, WIDTH, WIDTH), normal(1, WIDTH, WIDTH)]
+    x = normal(2, ROWS, WIDTH)
+    y = normal(3, ROWS, WIDTH)
 
     def step(weights: Any, x: jax.Array, y: jax.Array) -> Any:
         def loss(weights: Any) -> Any:

@@ -395,9 +395,8 @@ def test_iota_masks_of_the_batch_are_sliced() -> None:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         rows = jnp.arange(len(x))
         scale = jnp.where(rows % 3 == 1, 2.0, jnp.where(rows < 2, 0.5, 1.0))
-        table = jnp.asarray(
-            np.arange(12.0, dtype=np.float32).reshape(4, 3)
-        )  # a constant with a row for each example
+        # A constant with a row for each example.
+        table = jnp.asarray(np.arange(12.0, dtype=np.float32).reshape(4, 3))
         return jnp.mean(mlp(params, x + table) ** 2 * scale[:, None])
 
     check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), counts=(2, 4))

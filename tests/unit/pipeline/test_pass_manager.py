@@ -295,7 +295,7 @@ def test_statistics_of_every_pass(module: ir.Module) -> None:
 
 def test_a_nest_that_matches_nothing_is_warned_about_once(module: ir.Module) -> None:
     result = run_pipeline(module, "builtin.module(cse,canonicalize),func.func(cse)")
-    assert [found.message.partition(":")[0] for found in result.diagnostics] == [
+    assert [diagnostic.message.partition(":")[0] for diagnostic in result.diagnostics] == [
         "no op matches 'builtin.module' in 'builtin.module'"
     ]
 

@@ -88,8 +88,8 @@ def test_options_print_only_what_differs_from_the_default() -> None:
         str(TryOptions(num_stages=2, schedule="gpipe"))
         == "shardopt-try-options{num-stages=2 schedule=gpipe}"
     )
-    given = TryOptions(devices=(0, 1), names=(), cluster='a "b" {', budget=1e-9, exact=True)
-    assert str(given).endswith(
+    options = TryOptions(devices=(0, 1), names=(), cluster='a "b" {', budget=1e-9, exact=True)
+    assert str(options).endswith(
         r'{devices=0,1 names={} cluster="a \"b\" {" budget=1e-09 exact=true}'
     )
 
@@ -260,8 +260,8 @@ def test_a_phase_hands_its_options_to_the_passes_that_have_them() -> None:
 
 
 def test_leaves_know_where_they_stand() -> None:
-    found = leaves(parse_pipeline("shardopt-last{depth=2},func.func(cse)"))
-    assert [(leaf.name, leaf.anchors[1:], leaf.groups) for leaf in found] == [
+    passes = leaves(parse_pipeline("shardopt-last{depth=2},func.func(cse)"))
+    assert [(leaf.name, leaf.anchors[1:], leaf.groups) for leaf in passes] == [
         ("shardopt-try-others", (), ("shardopt-last{depth=2}",)),
         ("canonicalize", ("func.func",), ("shardopt-last{depth=2}", "func.func")),
         ("cse", ("func.func",), ("func.func",)),

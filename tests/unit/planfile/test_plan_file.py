@@ -216,8 +216,8 @@ ERRORS = [
 
 @pytest.mark.parametrize(("path", "value", "message"), ERRORS, ids=lambda value: str(value)[:40])
 def test_errors_name_the_field(tmp_path: Path, path: str, value: object, message: str) -> None:
-    found = check_plan(write(tmp_path, change(document(), path, value)))
-    assert any(message in error for error in found), found
+    errors = check_plan(write(tmp_path, change(document(), path, value)))
+    assert any(message in error for error in errors), errors
 
 
 def test_all_errors_are_told(tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_mistakes_that_show_with_the_model(
 ) -> None:
     file = write(tmp_path, change(document(), path, value))
     assert check_plan(file) == ()
-    found = check_plan(file, MODEL)
-    assert len(found) == 1 and message in found[0], found
+    errors = check_plan(file, MODEL)
+    assert len(errors) == 1 and message in errors[0], errors
 
 
 def test_check_plan_prints_errors_and_fails(
@@ -313,14 +313,14 @@ def test_differences_are_told_by_field(tmp_path: Path, capsys: pytest.CaptureFix
         ("stages.1.predicted.forward_seconds", 1.5),
     ):
         change(other, path, value)
-    found = {row.path: (row.first, row.second) for row in differences(document(), other)}
-    assert found["options.microbatches"] == ("4", "8")
-    assert found["stages[0].logical_shape"] == ("1x2", "2x1")
-    assert found["stages[1].shardings.inputs.arg1"][1] == "[{x}, {}]"
-    assert found["stages[0].shardings.ops"] == (f"1 of {len(ops)} differ; [1] {ops[1]}", "other")
-    assert found["layers.body"][1].endswith("in other layers")
-    assert found["stages[1].predicted.forward_seconds"][1] == "1.5 s"
-    assert len(found) == 6
+    by_path = {row.path: (row.first, row.second) for row in differences(document(), other)}
+    assert by_path["options.microbatches"] == ("4", "8")
+    assert by_path["stages[0].logical_shape"] == ("1x2", "2x1")
+    assert by_path["stages[1].shardings.inputs.arg1"][1] == "[{x}, {}]"
+    assert by_path["stages[0].shardings.ops"] == (f"1 of {len(ops)} differ; [1] {ops[1]}", "other")
+    assert by_path["layers.body"][1].endswith("in other layers")
+    assert by_path["stages[1].predicted.forward_seconds"][1] == "1.5 s"
+    assert len(by_path) == 6
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     first.write_text(json.dumps(document()))
     second.write_text(json.dumps(other))
@@ -347,11 +347,11 @@ def places(value: Any, prefix: str = "") -> list[str]:
         if isinstance(value, list)
         else ()
     )
-    found = []
+    paths = []
     for name, inner in items:
         if "." not in str(name):
-            found += [f"{prefix}{name}", *places(inner, f"{prefix}{name}.")]
-    return found
+            paths += [f"{prefix}{name}", *places(inner, f"{prefix}{name}.")]
+    return paths
 
 
 DAMAGE = st.tuples(

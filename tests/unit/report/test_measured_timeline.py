@@ -65,12 +65,12 @@ def test_transfers_lead_from_the_end_of_a_task_to_the_start_of_its_reader(
     simulated: SimulationResult,
 ) -> None:
     measured = measured_result(simulated, doubled(simulated))
-    found = {
+    ends = {
         (str(each.src), str(each.dst)): (each.start_seconds, each.end_seconds)
         for each in measured.transfers
     }
     spans = {str(span.task): span for span in measured.spans()}
-    assert found["0F1", "1F1"] == (spans["0F1"].end_seconds, spans["1F1"].start_seconds)
+    assert ends["0F1", "1F1"] == (spans["0F1"].end_seconds, spans["1F1"].start_seconds)
 
 
 def test_table(simulated: SimulationResult) -> None:

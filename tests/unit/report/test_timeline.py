@@ -46,7 +46,7 @@ def test_narrow_rows_show_only_microbatches() -> None:
 def test_rows_name_the_stage_where_a_mesh_has_several() -> None:
     lists = ("0F0 2F0 2B0 0B0", "1F0 1B0")
     schedule = Schedule(
-        "shared", 1, (0, 1, 0), tuple(tuple(map(Task.parse, own.split())) for own in lists)
+        "shared", 1, (0, 1, 0), tuple(tuple(map(Task.parse, row.split())) for row in lists)
     )
     graph = chain_graph(3)
     rows = timeline_rows(simulate(schedule, graph, dict.fromkeys(graph.tasks, 1.0)), 60)

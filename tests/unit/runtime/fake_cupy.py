@@ -147,12 +147,10 @@ class Array:
 
     def __init__(self, world: World, pointer: Pointer, array: np.ndarray) -> None:
         self.world, self._pointer, self._array = world, pointer, array
-        self.shape, self.dtype, self.nbytes, self.flags = (
-            array.shape,
-            array.dtype,
-            array.nbytes,
-            array.flags,
-        )
+        self.shape = array.shape
+        self.dtype = array.dtype
+        self.nbytes = array.nbytes
+        self.flags = array.flags
 
     @property
     def data(self) -> Pointer:
@@ -232,13 +230,13 @@ def _group_end(world: World) -> None:
 def _enqueue(world: World, comm: Communicator, what: str, stream: Stream) -> P2P:
     side = 0 if what == "send" else 1
     assert comm.size == 1 or side == comm.rank, "a link has one direction"
-    own, other = world.comms[comm.unique][side], world.comms[comm.unique][1 - side]
+    mine, other = world.comms[comm.unique][side], world.comms[comm.unique][1 - side]
     p2p = P2P(stream)
 
     def ready() -> bool:
         if comm.aborted:
             return True
-        if not own or own[0] is not p2p or not other:
+        if not mine or mine[0] is not p2p or not other:
             return False
         mate = other[0]
         return mate.stream is stream or bool(mate.stream.ops and mate.stream.ops[0] is mate.op)
@@ -253,12 +251,12 @@ def _enqueue(world: World, comm: Communicator, what: str, stream: Stream) -> P2P
         )
         for (source, size), (target, _) in zip(sent.parts, received.parts, strict=True):
             ctypes.memmove(target, source, size)
-        own.popleft()
+        mine.popleft()
         other.popleft()
         mate.stream.ops.remove(mate.op)
 
     p2p.op = Op(run, ready)  # type: ignore[assignment]
-    own.append(p2p)
+    mine.append(p2p)
     stream.put(p2p.op)  # type: ignore[arg-type]
     return p2p
 
@@ -295,9 +293,9 @@ def fake_cupy(world: World) -> Any:
         return array(shape, dtype, Pointer(world, Memory(world, size, world.stream), 0))
 
     def ascontiguousarray(source: Array) -> Array:
-        found = empty(source.shape, source.dtype)
-        found[...] = source
-        return found
+        copy = empty(source.shape, source.dtype)
+        copy[...] = source
+        return copy
 
     nccl = SimpleNamespace(
         NCCL_UINT8=1,
@@ -331,8 +329,8 @@ class Shard:
         data, memory = np.frombuffer(contents.tobytes(), np.uint8), weakref.ref(self._memory)
 
         def compute() -> None:
-            if found := memory():
-                found.bytes[: data.size] = data
+            if current := memory():
+                current.bytes[: data.size] = data
 
         self._event = Event(world)
         stream.put(Op(compute))

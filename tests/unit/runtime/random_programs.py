@@ -214,10 +214,10 @@ class Interpreter:
                     return False
                 source, target, sent = self.messages.pop(each.tag)
                 need((source, target) == (each.source, part.mesh.name), "wrong mesh")
-                for (route, term), (buffer, own) in zip_all(
+                for (route, term), (buffer, term_number) in zip_all(
                     sent, list(zip_all(each.buffers, each.routes))
                 ):
-                    need(route == own, "wrong route")
+                    need(route == term_number, "wrong route")
                     self._land(mesh, buffer, route, term)
             case Reshard():
                 term = self._take(mesh, each.input, self.program.routes[each.route].source)

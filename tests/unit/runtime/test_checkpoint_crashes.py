@@ -32,19 +32,19 @@ def test_nothing_that_was_checkpointed_is_lost(tmp_path: Path) -> None:
             command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
         ) as writer:
             assert writer.stdout is not None
-            said = [int(writer.stdout.readline())]
+            steps = [int(writer.stdout.readline())]
             time.sleep(generator.uniform(0, 0.1))
             writer.kill()
-            said += [int(line) for line in writer.stdout if line.endswith("\n")]
+            steps += [int(line) for line in writer.stdout if line.endswith("\n")]
         half_written += len(list(tmp_path.glob(".writing-*")))
-        found = checkpoints(tmp_path)
-        assert said[0] == reached + 1, "it went on where the one before had come to"
-        assert found[-1][0] in (said[-1], said[-1] + 1) and len(found) <= 3
-        for step, folder in found:
+        saved = checkpoints(tmp_path)
+        assert steps[0] == reached + 1, "it went on where the one before had come to"
+        assert saved[-1][0] in (steps[-1], steps[-1] + 1) and len(saved) <= 3
+        for step, folder in saved:
             manifest = read_manifest(folder)
             assert manifest.step == step
             assert (
                 read_slice(folder, manifest.arrays[0], ((0, SHAPE[0]), (0, SHAPE[1]))) == step
             ).all()
-        reached = found[-1][0]
+        reached = saved[-1][0]
     assert half_written, "some were killed in the middle of it, or this shows nothing"

@@ -52,13 +52,13 @@ def write(
 ) -> StoredArray:
     """As the workers of `hosts` hosts would write it."""
     spec = TensorSpec(whole.shape, whole.dtype.name, sharding)
-    owned, found = owned_slices(mesh, spec, turn=3), []
+    owned, chunks = owned_slices(mesh, spec, turn=3), []
     per_host = max(1, mesh.size // hosts)
     for host in range(0, mesh.size, per_host):
         with ShardWriter(folder, f"{name}.{host}.bin") as writer:
-            own = [slice_ for position, slice_ in owned if host <= position < host + per_host]
-            found += [writer.add(slice_, whole[_slices(slice_)]) for slice_ in own]
-    return StoredArray(name, whole.shape, whole.dtype.name, tuple(found))
+            slices = [slice_ for position, slice_ in owned if host <= position < host + per_host]
+            chunks += [writer.add(slice_, whole[_slices(slice_)]) for slice_ in slices]
+    return StoredArray(name, whole.shape, whole.dtype.name, tuple(chunks))
 
 
 def _slices(slice_: Slice) -> tuple[slice, ...]:
@@ -94,12 +94,12 @@ def test_what_one_placement_writes_another_reads(
             patch.setattr(f"shardopt.runtime.state.{module}.BLOCK_BYTES", 100)
         stored = write(folder, "w", whole, *source, hosts)
         (folder / MANIFEST_NAME).write_text(manifest_text(Manifest(5, (stored,))))
-        found = read_manifest(folder)
-        assert found == Manifest(5, (stored,))
+        manifest = read_manifest(folder)
+        assert manifest == Manifest(5, (stored,))
         for slice_ in tiles_by_device(
             target[0], TensorSpec(whole.shape, dtype, target[1])
         ).values():
-            tile = read_slice(folder, found.arrays[0], slice_)
+            tile = read_slice(folder, manifest.arrays[0], slice_)
             assert (
                 tile.dtype == item
                 and tile.tobytes() == np.ascontiguousarray(whole[_slices(slice_)]).tobytes()

@@ -91,8 +91,8 @@ def test_equal_functions_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("shardopt.runtime.devices.xla.load_or_compile", count)
     twin = replace(UPDATE, name="twin")
-    found = XlaMesh(PART.mesh).compile_all([UPDATE, twin], quick=True)
-    assert list(found) == ["update_w1", "twin"] and len(made) == 1
+    compiled = XlaMesh(PART.mesh).compile_all([UPDATE, twin], quick=True)
+    assert list(compiled) == ["update_w1", "twin"] and len(made) == 1
 
 
 def test_the_first_failure_is_raised() -> None:

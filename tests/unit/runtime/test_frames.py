@@ -45,13 +45,12 @@ VALUES = st.recursive(
 def passed_on(value: Any) -> Any:
     left, right = socket.socketpair()
     with left, right:
-        thread = threading.Thread(
-            target=send_frame, args=(left, value)
-        )  # what is large does not fit into the socket
+        # What is large does not fit into the socket.
+        thread = threading.Thread(target=send_frame, args=(left, value))
         thread.start()
-        found = receive_frame(right)
+        frame = receive_frame(right)
         thread.join()
-    return found
+    return frame
 
 
 @settings(max_examples=60, deadline=None)
@@ -72,9 +71,9 @@ def test_values_come_out_as_they_went_in(value: Any) -> None:
     ids=["scalar", "empty", "transposed", "booleans", "large"],
 )
 def test_arrays_come_out_as_they_went_in(array: np.ndarray) -> None:
-    (found,) = passed_on({7: [array]})[7]
-    assert (found.dtype, found.shape) == (array.dtype, array.shape)
-    np.testing.assert_array_equal(found, array)
+    (received,) = passed_on({7: [array]})[7]
+    assert (received.dtype, received.shape) == (array.dtype, array.shape)
+    np.testing.assert_array_equal(received, array)
 
 
 def test_functions_and_errors_travel() -> None:

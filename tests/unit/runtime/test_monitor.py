@@ -27,18 +27,18 @@ def monitor() -> tuple[Monitor, int, int]:
     recv = next(
         number for number, each in enumerate(second) if isinstance(each, Recv) and each.tag == tag
     )
-    found = Monitor(program, {"m0": ("m0/0", "m0/1"), "m1": ("m1",)}, LIMITS)
-    found.begin(0.0)
-    return found, send, recv
+    watching = Monitor(program, {"m0": ("m0/0", "m0/1"), "m1": ("m1",)}, LIMITS)
+    watching.begin(0.0)
+    return watching, send, recv
 
 
 def test_a_message_that_all_hosts_sent_and_nobody_got_was_lost() -> None:
-    found, send, recv = monitor()
+    watching, send, recv = monitor()
     sent, waiting = Status(4, send + 1, False, 0), Status(4, recv, True, 0)
     everybody = ("m0/0", "m0/1", "m1")
 
     def at(now: float, other: Status) -> MeshError | None:
-        return found.observe({"m0/0": sent, "m0/1": other, "m1": waiting}, everybody, now)
+        return watching.observe({"m0/0": sent, "m0/1": other, "m1": waiting}, everybody, now)
 
     assert at(1, Status(4, send, False, 0)) is None
     assert at(12, Status(4, send, False, 0)) is None  # one host has not come to its SEND
@@ -53,32 +53,34 @@ def test_a_message_that_all_hosts_sent_and_nobody_got_was_lost() -> None:
 
 
 def test_a_message_under_way_gets_its_time() -> None:
-    found, send, recv = monitor()
+    watching, send, recv = monitor()
     for now in range(40):
         statuses = {"m0/0": Status(4, send + 1, False, 0), "m0/1": Status(4, send + 1, False, 0)}
         assert (
-            found.observe(statuses | {"m1": Status(4, recv, now % 9 > 0, 0)}, ("m1",), now) is None
+            watching.observe(statuses | {"m1": Status(4, recv, now % 9 > 0, 0)}, ("m1",), now)
+            is None
         )
 
 
 def test_who_holds_up_the_others_is_named() -> None:
-    found, send, recv = monitor()
+    watching, send, recv = monitor()
     statuses = {
         "m0/0": Status(0, 0, True, 0),
         "m0/1": Status(0, send, False, 0),
         "m1": Status(0, recv, True, 0),
     }
-    assert found.observe(statuses, tuple(statuses), 1.0) is None
-    assert found.observe(statuses, tuple(statuses), 60.5) is None
-    error = found.observe(statuses, tuple(statuses), 61.5)
+    assert watching.observe(statuses, tuple(statuses), 1.0) is None
+    assert watching.observe(statuses, tuple(statuses), 60.5) is None
+    error = watching.observe(statuses, tuple(statuses), 61.5)
     assert error is not None and (error.worker, error.kind) == ("m0/1", Kind.STUCK)
     assert f"instruction {send} (SEND" in str(error) and "limit progress_seconds=60" in str(error)
     assert (
-        found.observe(statuses | {"m1": Status(0, recv + 1, False, 0)}, tuple(statuses), 62) is None
+        watching.observe(statuses | {"m1": Status(0, recv + 1, False, 0)}, tuple(statuses), 62)
+        is None
     )
-    found.begin(70)
-    assert found.observe(statuses, tuple(statuses), 71) is None
-    assert found.observe({}, (), 900) is None  # nobody is asked for anything
+    watching.begin(70)
+    assert watching.observe(statuses, tuple(statuses), 71) is None
+    assert watching.observe({}, (), 900) is None  # nobody is asked for anything
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def workers(world: World) -> Iterator[dict[str, NcclLinks]]:
     """Two, with two GPUs each, which are 0 and 1, and 2 and 3."""
     cupy = fake_cupy(world)
     mailboxes = {name: Mailbox() for name in "ab"}
-    found = {
+    links = {
         name: NcclLinks(
             cupy.cuda.nccl,
             name,
@@ -53,14 +53,14 @@ def workers(world: World) -> Iterator[dict[str, NcclLinks]]:
         )
         for first, name in enumerate("ab")
     }
-    opening = [threading.Thread(target=each.open) for each in found.values()]
+    opening = [threading.Thread(target=each.open) for each in links.values()]
     for thread in opening:
         thread.start()
     for thread in opening:
         thread.join(20)
-    assert all(each._is_open for each in found.values())
-    yield found
-    for each in found.values():
+    assert all(each._is_open for each in links.values())
+    yield links
+    for each in links.values():
         each.close()
 
 
@@ -178,13 +178,13 @@ def test_xla_takes_memory_over_as_it_is(dtype: type) -> None:
     memory = BufferPool().take((4, 6), np.dtype(dtype))
     memory[...] = np.arange(24).reshape(4, 6)
     place, before = memory.ctypes.data, dlpack.alive()
-    found = _jax.dlpack_managed_tensor_to_buffer(
+    buffer = _jax.dlpack_managed_tensor_to_buffer(
         dlpack.capsule(place, memory.shape, memory.dtype, (dlpack.CPU, 0), memory), device, None
     )
-    assert found.unsafe_buffer_pointer() == place and found.dtype == memory.dtype
-    assert np.asarray(found).tobytes() == memory.tobytes()
+    assert buffer.unsafe_buffer_pointer() == place and buffer.dtype == memory.dtype
+    assert np.asarray(buffer).tobytes() == memory.tobytes()
     assert dlpack.alive() == before + 1
-    del found
+    del buffer
     gc.collect()
     assert dlpack.alive() == before
 

@@ -110,11 +110,8 @@ def test_a_slope_is_that_of_the_smallest_samples() -> None:
     slope = slope_of(
         lambda: next(short), lambda: next(long), 4, Effort(fewest=3, most=3, seconds=0.0)
     )
-    assert (slope.seconds, round(slope.spread, 6), slope.samples) == (
-        1.0,
-        0.4,
-        3,
-    )  # the first of each warms up
+    # The first of each warms up.
+    assert (slope.seconds, round(slope.spread, 6), slope.samples) == (1.0, 0.4, 3)
 
 
 def test_messages_go_through_the_transport_of_plans() -> None:

@@ -72,9 +72,8 @@ def test_what_passes_the_check_runs(kind: str) -> None:
             return
         if not faults and kind in KEEPING:
             assert terms == Interpreter(program).run()
-        if (
-            faults and terms is not None
-        ):  # the verifier is stricter than one order of execution needs
+        # The verifier is stricter than one order of execution needs.
+        if faults and terms is not None:
             assert any(
                 "deadlock" in fault or "nothing to complete" in fault or "tag" in fault
                 for fault in faults
@@ -86,14 +85,14 @@ def test_what_passes_the_check_runs(kind: str) -> None:
 
 def test_the_small_program_has_every_kind_of_instruction() -> None:
     program = build_program(program_of_all_kinds())
-    found = {type(each) for part in program.meshes for each in part.instructions}
-    assert found == set(get_args(Instruction))
+    kinds = {type(each) for part in program.meshes for each in part.instructions}
+    assert kinds == set(get_args(Instruction))
 
 
 def test_hosts_that_do_not_pair_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     program = build_program(program_of_all_kinds())
     hosts = hosts_of(program, 2)
-    assert [len(own) for own in hosts.values()] == [1, 1, 2]
+    assert [len(of_mesh) for of_mesh in hosts.values()] == [1, 1, 2]
     doubled = {
         **hosts,
         "m2": (hosts["m2"][0], replace(hosts["m2"][1], shards=hosts["m2"][0].shards)),
@@ -102,9 +101,9 @@ def test_hosts_that_do_not_pair_up_are_found(monkeypatch: pytest.MonkeyPatch) ->
         "mesh m2: its hosts have the shards [0, 0, 1, 1], expected each of 4 once"
     ]
 
-    def forgetful(route: Route, all_hosts: Sequence[Host], own: Host) -> tuple[Round, ...]:
-        found = rounds_of(route, all_hosts, own)
-        return tuple(replace(each, outgoing=()) for each in found) if own.number == 0 else found
+    def forgetful(route: Route, all_hosts: Sequence[Host], this: Host) -> tuple[Round, ...]:
+        rounds = rounds_of(route, all_hosts, this)
+        return tuple(replace(each, outgoing=()) for each in rounds) if this.number == 0 else rounds
 
     monkeypatch.setattr("shardopt.runtime.program.check_hosts.rounds_of", forgetful)
     faults = list(find_host_faults(program, hosts))

@@ -35,11 +35,11 @@ CAUSES = {
 
 def test_causes_come_before_their_consequences_in_any_order_of_arrival() -> None:
     for pair in itertools.permutations(CAUSES, 2):
-        found = first_failure({name: CAUSES[name] for name in pair})
-        assert isinstance(found, MeshError) and found.kind == min(
+        failure = first_failure({name: CAUSES[name] for name in pair})
+        assert isinstance(failure, MeshError) and failure.kind == min(
             kind_of(CAUSES[name]) for name in pair
         )
-        assert found.worker == min(pair, key=lambda name: kind_of(CAUSES[name]))
+        assert failure.worker == min(pair, key=lambda name: kind_of(CAUSES[name]))
     assert str(first_failure(CAUSES)) == (
         "mesh 'm2', host 0, step 1, instruction 4 (FREE %1): process 7 was killed (signal 9)"
     )
@@ -74,8 +74,10 @@ def test_an_error_names_mesh_and_host_and_survives_pickling() -> None:
     ],
 )
 def test_running_out_of_memory_is_called_that(error: BaseException, text: str) -> None:
-    found = mesh_error("m", "", error)
-    assert found.cause.startswith(text) and "\n" not in str(found) and found.kind is Kind.FAILED
+    failure = mesh_error("m", "", error)
+    assert (
+        failure.cause.startswith(text) and "\n" not in str(failure) and failure.kind is Kind.FAILED
+    )
 
 
 def test_broken_connections_are_consequences() -> None:

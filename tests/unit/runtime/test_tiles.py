@@ -32,10 +32,8 @@ from shardopt.solve.resharding.transfers import plan_resharding
 from shardopt.support.errors import UserError
 
 MESHES = (Mesh("a", (("x", 2),), (0, 1)), Mesh("b", (("x", 2),), (2, 3)))
-WHOLE, SPLIT = (
-    TensorSpec((8,), "int32", Sharding(((),))),
-    TensorSpec((8,), "int32", Sharding((("x",),))),
-)
+WHOLE = TensorSpec((8,), "int32", Sharding(((),)))
+SPLIT = TensorSpec((8,), "int32", Sharding((("x",),)))
 
 DEVICES = 16
 MESH_SHAPES = st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=2)
@@ -91,8 +89,11 @@ def test_every_plan_moves_the_tensor(
             )
             for row in rows
         )
-    held, wanted = tiles_by_device(source[0], source_spec), tiles_by_device(target[0], target_spec)
-    assert find_plan_fault(steps, held, wanted) is None
+    held, target_tiles = (
+        tiles_by_device(source[0], source_spec),
+        tiles_by_device(target[0], target_spec),
+    )
+    assert find_plan_fault(steps, held, target_tiles) is None
     whole = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
     shards = Tiling(source[0], source_spec).split(whole)
     route = make_route((source[0], source_spec), (target[0], target_spec), steps)
@@ -100,13 +101,13 @@ def test_every_plan_moves_the_tensor(
     groups = [[device for device, home in enumerate(homes) if home == host] for host in range(3)]
     for keep in (False, True):
         got = travel(route, shards, source[0], target[0], groups, keep)
-        for shard, tile in zip(got, wanted.values(), strict=True):
+        for shard, tile in zip(got, target_tiles.values(), strict=True):
             np.testing.assert_array_equal(filled(shard, tile), whole[python_slices(tile)])
     np.testing.assert_array_equal(Tiling(target[0], target_spec).join(got), whole)
     for host in hosts_of_mesh(target[0], groups):
         tiling = Tiling(target[0], target_spec, host)
         for shard, mine in zip(host.shards, tiling.spread(tiling.parts(whole)), strict=True):
-            tile = wanted[target[0].devices[shard]]
+            tile = target_tiles[target[0].devices[shard]]
             np.testing.assert_array_equal(filled(got[shard], tile), filled(mine, tile))
 
 
@@ -159,18 +160,16 @@ def travel(
         "something was sent and not received"
     )
     places = {
-        k: own[place]
-        for host, own in zip(takers, finished, strict=True)
+        k: shards_of_host[place]
+        for host, shards_of_host in zip(takers, finished, strict=True)
         for place, k in enumerate(host.shards)
     }
     return [places[shard] for shard in range(target.size)]
 
 
 def test_shards_of_uneven_tiles_are_padded() -> None:
-    mesh, spec = (
-        Mesh("m", (("x", 4),), (0, 1, 2, 3)),
-        TensorSpec((5, 2), "int32", Sharding((("x",), ()))),
-    )
+    mesh = Mesh("m", (("x", 4),), (0, 1, 2, 3))
+    spec = TensorSpec((5, 2), "int32", Sharding((("x",), ())))
     whole = np.arange(1, 11, dtype=np.int32).reshape(5, 2)
     shards = Tiling(mesh, spec).split(whole)
     assert [shard.tolist() for shard in shards] == [

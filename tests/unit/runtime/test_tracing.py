@@ -53,10 +53,10 @@ def test_every_instruction_of_every_step_has_its_spans(
     program: Program, spans: tuple[Span, ...]
 ) -> None:
     for part in program.meshes:
-        own = [span for span in spans if span.worker == part.mesh.name]
+        of_mesh = [span for span in spans if span.worker == part.mesh.name]
         thread = [
             (s.step, s.position)
-            for s in own
+            for s in of_mesh
             if s.row == "worker" or s.text.split(" = ")[-1].startswith(COMPLETES)
         ]
         positions = range(len(part.instructions) + 2)
@@ -65,7 +65,7 @@ def test_every_instruction_of_every_step_has_its_spans(
         ]
         for row, kind in (("compute", RunInstruction), ("send", Send)):
             listed = [k for k, each in enumerate(part.instructions) if isinstance(each, kind)]
-            assert sorted((s.step, s.position) for s in own if s.row == row) == [
+            assert sorted((s.step, s.position) for s in of_mesh if s.row == row) == [
                 (step, position) for step in range(STEPS) for position in listed
             ]
 
@@ -136,9 +136,8 @@ def test_chrome_trace(program: Program, spans: tuple[Span, ...]) -> None:
 def test_predicted_memory_is_what_lives_after_every_instruction(program: Program, run: Run) -> None:
     live = run.live_bytes()
     for part in program.meshes:
-        landed = {
-            k for k, each in enumerate(part.instructions[1:]) if isinstance(each, Broadcast)
-        }  # still on the host
+        # Still on the host.
+        landed = {k for k, each in enumerate(part.instructions[1:]) if isinstance(each, Broadcast)}
         pairs = enumerate(
             zip(
                 mesh_memory(part).after, live[part.mesh.name][: len(part.instructions)], strict=True
@@ -174,26 +173,26 @@ def test_bytes_of_a_route_count_each_piece_once(program: Program) -> None:
 
 def test_a_worker_that_waits_is_reported_and_not_ended(program: Program) -> None:
     """m1 takes a while to begin: m0 waits for its message, and says so."""
-    said: list[str] = []
+    reports: list[str] = []
     with open_run(program, quick_compile=True) as run:
         run.load(random_inputs(program, 0))
         expected = np.array(run.step()[2])
         worker = run._backend._workers["m1"]  # type: ignore[attr-defined]
         blocked, original = threading.Event(), worker._actions[0]
         worker._actions[0] = lambda: (blocked.wait(10), original())
-        watchdog = Watchdog(0.1, run._backend.where, said.append)
+        watchdog = Watchdog(0.1, run._backend.where, reports.append)
         step = threading.Thread(target=run.step)
         with watchdog.step():
             step.start()
             deadline = time.monotonic() + 10
-            while len(said) < 2 and time.monotonic() < deadline:
+            while len(reports) < 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
             here = run.where()
             blocked.set()
             step.join()
         watchdog.close()
         assert expected.shape == () and run.steps_done == 2
-    first = said[0].splitlines()
+    first = reports[0].splitlines()
     assert re.fullmatch(r"no progress for \d+ s:", first[0])
     recv = next(
         k for k, each in enumerate(program.meshes[0].instructions) if isinstance(each, Recv)

@@ -232,18 +232,18 @@ def test_another_address_is_met_by_tcp() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "said"),
+    ("header", "message"),
     [
         ((1, 0, 7, 16), "message 0 from worker 'a' was lost: found number 1"),
         ((0, 0, 7, 12), "message 7 of worker 'a': expected 16 bytes, found 12"),
         ((0, 4, 8, 16), "worker 'a' sent message 8 of step 4, which nobody expects"),
     ],
 )
-def test_a_wrong_message_fails_the_receiver(header: tuple[int, ...], said: str) -> None:
+def test_a_wrong_message_fails_the_receiver(header: tuple[int, ...], message: str) -> None:
     with joined(unix=True) as (sender, receiver):
         receiver.mailbox.expect(7, whole((4,)))
         sender._peers["b"].socket.sendall(struct.pack("<QQQQ", *header))
-        with pytest.raises(Exception, match=said):
+        with pytest.raises(Exception, match=message):
             receiver.mailbox.take(0, 7)
 
 
@@ -288,15 +288,15 @@ def test_a_slow_stranger_is_left_and_holds_nobody_up(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "said", [struct.pack("<H", 65535), b"GET / HTTP/1.1\r\n\r\n" + bytes(400), bytes(66)]
+    "greeting", [struct.pack("<H", 65535), b"GET / HTTP/1.1\r\n\r\n" + bytes(400), bytes(66)]
 )
-def test_strangers_are_hung_up_on_and_do_no_harm(said: bytes) -> None:
+def test_strangers_are_hung_up_on_and_do_no_harm(greeting: bytes) -> None:
     listener = SocketTransport(Mailbox(), "127.0.0.1", b"token", "b", unix=False)
     try:
         with socket.create_connection(listener.address[:2]) as stranger:
             stranger.settimeout(10)
             vectors.receive_exactly(stranger, 32)
-            stranger.sendall(said)
+            stranger.sendall(greeting)
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
         assert listener.mailbox._failure is None
@@ -334,15 +334,15 @@ def test_objects_carry_all_pieces_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "bytes", "said"),
+    ("number", "bytes", "message"),
     [
         (1, 16, "message 0 from worker 'a' was lost"),
         (0, 15, r"expected pieces of \[16\] bytes, found \[15\]"),
     ],
 )
-def test_a_wrong_object_fails_the_receiver(number: int, bytes: int, said: str) -> None:
+def test_a_wrong_object_fails_the_receiver(number: int, bytes: int, message: str) -> None:
     receiver = RayObjectTransport("b", Mailbox(), {})
     receiver.mailbox.expect(7, whole((4,)))
     receiver.receive("a", number, 0, 7, [np.zeros(bytes, np.uint8)])
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match=message):
         receiver.mailbox.take(0, 7)

@@ -104,10 +104,8 @@ def test_corrupted_schedules_are_refused_exactly_when_they_block(
     """Two tasks of a mesh change places, once or twice."""
     meshes = 2 * kind.mesh_multiple
     stages = meshes * (2 if kind.stages_per_mesh == SEVERAL else kind.stages_per_mesh)
-    schedule, graph = (
-        build_schedule(kind.name, stages, microbatches, meshes),
-        kind.graph(stages, meshes, kind.kinds),
-    )
+    schedule = build_schedule(kind.name, stages, microbatches, meshes)
+    graph = kind.graph(stages, meshes, kind.kinds)
     rows = [list(row) for row in schedule.tasks]
     for _ in range(data.draw(st.integers(1, 2))):
         row = data.draw(st.sampled_from(rows))

@@ -25,13 +25,11 @@ from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind
 from shardopt.schedule.validate import ScheduleError, link
 from shardopt.support.errors import UserError
 
-F, B, I, W, U = (
-    TaskKind.FORWARD,
-    TaskKind.BACKWARD,
-    TaskKind.BACKWARD_INPUT,
-    TaskKind.BACKWARD_WEIGHT,
-    TaskKind.UPDATE,
-)
+F = TaskKind.FORWARD
+B = TaskKind.BACKWARD
+I = TaskKind.BACKWARD_INPUT
+W = TaskKind.BACKWARD_WEIGHT
+U = TaskKind.UPDATE
 
 
 def make_schedule(*meshes: str, stage_to_mesh: tuple[int, ...] | None = None) -> Schedule:

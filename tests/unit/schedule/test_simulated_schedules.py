@@ -81,9 +81,8 @@ def test_terapipe(meshes: int) -> None:
 def test_slices_are_the_best_of_all(seed: int, meshes: int, microbatches: int, count: int) -> None:
     rng = np.random.default_rng(seed)
     table = rng.uniform(0.1, 1.0, (count, count))
-    if (
-        seed % 2
-    ):  # a launch, work that grows with the slice, and attention to all that stands before it
+    # A launch, work that grows with the slice, and attention to all that stands before it.
+    if seed % 2:
         length, context = np.arange(1, count + 1)[:, None], np.arange(count)[None]
         table = (
             rng.uniform(0, 2)

@@ -17,13 +17,11 @@ from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 from shardopt.schedule.trace import chrome_trace
 from shardopt.schedule.validate import link
 
-F, B, I, W, U = (
-    TaskKind.FORWARD,
-    TaskKind.BACKWARD,
-    TaskKind.BACKWARD_INPUT,
-    TaskKind.BACKWARD_WEIGHT,
-    TaskKind.UPDATE,
-)
+F = TaskKind.FORWARD
+B = TaskKind.BACKWARD
+I = TaskKind.BACKWARD_INPUT
+W = TaskKind.BACKWARD_WEIGHT
+U = TaskKind.UPDATE
 SECONDS = {F: 1.0, B: 2.0, I: 1.0, W: 1.0, U: 0.5}
 
 

@@ -27,13 +27,13 @@ def _table(folder: Path) -> str:
 @pytest.mark.slow
 def test_json_has_every_row(tmp_path: Path, capsys: Any) -> None:
     assert main(["compare-measured", _table(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    first, second, third = found["rows"]
+    document = json.loads(capsys.readouterr().out)
+    first, second, third = document["rows"]
     assert first["step_seconds"] > 0 and first["memory_bytes"] > 0
     assert second["step_seconds"] > 0 and first["measured_step_seconds"] == 0.01
     assert third["reason"] == "products in fp8 are not built" and third["step_seconds"] is None
-    (steps,) = found["steps"]
-    assert (steps["group"], steps["rows"]) == ("small", 2) and found["memory"] == []
+    (steps,) = document["steps"]
+    assert (steps["group"], steps["rows"]) == ("small", 2) and document["memory"] == []
 
 
 def test_groups_and_reasons_are_printed(tmp_path: Path, capsys: Any) -> None:

@@ -36,9 +36,9 @@ def test_each_expectation_is_met_once() -> None:
     expectations, _ = read_expectations(
         "// expected-error @+1 {{bad}}\n// expected-note @+0 {{here}}", "f"
     )
-    said = at(2, "error", "a bad op", at(2, "note", "look here"))
-    assert unmet(expectations, [said]) == []
-    again = unmet(expectations, [said, at(2, "error", "a bad op")])
+    emitted = at(2, "error", "a bad op", at(2, "note", "look here"))
+    assert unmet(expectations, [emitted]) == []
+    again = unmet(expectations, [emitted, at(2, "error", "a bad op")])
     assert [error.message for error in again] == ["unexpected error: a bad op"]
     missing = unmet(expectations, [])
     assert [(error.position.line, error.message) for error in missing] == [
@@ -48,7 +48,7 @@ def test_each_expectation_is_met_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "emitted",
     [
         at(1, "error", "bad"),
         at(2, "warning", "bad"),
@@ -56,9 +56,9 @@ def test_each_expectation_is_met_once() -> None:
         at(2, "error", "bad", file="g"),
     ],
 )
-def test_line_severity_message_and_file_must_agree(said: Diagnostic) -> None:
+def test_line_severity_message_and_file_must_agree(emitted: Diagnostic) -> None:
     expectations, _ = read_expectations("// expected-error @+1 {{bad}}", "f")
-    assert len(unmet(expectations, [said])) == 2
+    assert len(unmet(expectations, [emitted])) == 2
 
 
 def test_patterns_are_regular_expressions_and_the_rest_is_not() -> None:
@@ -69,8 +69,8 @@ def test_patterns_are_regular_expressions_and_the_rest_is_not() -> None:
 
 def test_optional_diagnostics_take_their_notes_along_and_op_dumps_never_count() -> None:
     dump = at(3, "note", "see current operation: module {…}")
-    said = [at(3, "remark", "fine", at(3, "note", "why")), at(4, "error", "bad", dump)]
-    assert [error.message for error in unmet((), said, ["remark"])] == ["unexpected error: bad"]
+    emitted = [at(3, "remark", "fine", at(3, "note", "why")), at(4, "error", "bad", dump)]
+    assert [error.message for error in unmet((), emitted, ["remark"])] == ["unexpected error: bad"]
 
 
 @pytest.mark.parametrize(

@@ -163,8 +163,8 @@ def test_supervision_passes_exit_codes_and_traces_on() -> None:
         os.kill(os.getpid(), signal.SIGABRT)
         return 0
 
-    def on_crash(found: Crash) -> int:
-        seen.append(found)
+    def on_crash(details: Crash) -> int:
+        seen.append(details)
         return 7
 
     assert supervised(lambda _: 3, on_crash) == 3 and not seen

@@ -51,12 +51,12 @@ def test_tables_show_where_arguments_lie_and_what_is_exchanged(
 
 def test_json_holds_the_same(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert shard(model, "--mesh", "4x1", "--intra-op", "data", "--batch-args", "1", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["mesh"] == {"x": 4, "y": 1}
-    assert [row["name"] for row in found["arguments"]] == ["w", "x"]
-    assert [row["sharding"] for row in found["arguments"]] == ["[{}, {}]", '[{"x"}, {}]']
-    assert found["arguments"][1]["local_bytes"] == 256 * 64 * 4 // 4
-    assert found["cost"]["traffic"] == [
+    document = json.loads(capsys.readouterr().out)
+    assert document["mesh"] == {"x": 4, "y": 1}
+    assert [row["name"] for row in document["arguments"]] == ["w", "x"]
+    assert [row["sharding"] for row in document["arguments"]] == ["[{}, {}]", '[{"x"}, {}]']
+    assert document["arguments"][1]["local_bytes"] == 256 * 64 * 4 // 4
+    assert document["cost"]["traffic"] == [
         {"kind": "all_reduce", "axes": ["x"], "tensors": 1, "bytes": 64 * 64 * 4}
     ]
 

@@ -49,8 +49,8 @@ def cheapest(document: Any) -> int:
     from itertools import product
 
     sizes = [len(costs) for costs in document["problem"]["nodes"]["costs"]]
-    found = (evaluate(document, list(choice))[0] for choice in product(*map(range, sizes)))
-    return min(cost for cost in found if cost is not None)
+    objectives = (evaluate(document, list(choice))[0] for choice in product(*map(range, sizes)))
+    return min(cost for cost in objectives if cost is not None)
 
 
 @pytest.mark.parametrize("name", ["five.json", "five.json.gz"])

@@ -10,9 +10,8 @@ from shardopt.mesh.mesh import Mesh
 from shardopt.xla_text.hlo import HloCollective, module_traffic, parse_collectives
 
 LINE = Mesh("m", (("x", 4),), (0, 1, 2, 3))
-GRID = Mesh(
-    "m", (("x", 2), ("y", 2)), (4, 5, 6, 7)
-)  # groups in HLO are of logical numbers, not of these
+# Groups in HLO are of logical numbers, not of these.
+GRID = Mesh("m", (("x", 2), ("y", 2)), (4, 5, 6, 7))
 
 TEXT = """
 ENTRY %main (p0: f32[8,8]) -> f32[32,8] {

@@ -15,7 +15,7 @@ from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.memory_limit import memory_limit
 from shardopt.passes.base import PassContext
-from shardopt.passes.from_plan.shardings import first_stage, fixed_of, given_of, restored
+from shardopt.passes.from_plan.shardings import first_stage, fixed_of, planned_shardings, restored
 from shardopt.passes.sharding.decide.input_kinds import find_input_kinds, received_batches
 from shardopt.passes.sharding.decide.solving import MeshSolver, Solved
 from shardopt.passes.sharding.demands.user_constraints import Demands
@@ -66,7 +66,7 @@ class Planner:
             progress(number, len(graphs), f"meshes, now {graph.mesh}")
             stage = first_stage(plan_file, graph, number)
             constraints = self._constraints(graph, plan_file, stage)
-            rows = given_of(plan_file, stage)
+            rows = planned_shardings(plan_file, stage)
             if rows is not None and rows.ops:
                 strategies = StrategyTables(graph.mesh, self.cluster)
                 solved = restored(
@@ -110,8 +110,10 @@ class Planner:
             where = graph.fragments[0] if error.op is None else graph.reader.handles[error.op]
             raise self.pm.error(where, str(error)) from error
 
-    def _constraints(self, graph: MeshGraph, given: PlanFile, stage: int) -> Constraints:
-        pinned = {tensor: (sharding,) for tensor, sharding in fixed_of(given, stage, graph).items()}
+    def _constraints(self, graph: MeshGraph, plan_file: PlanFile, stage: int) -> Constraints:
+        pinned = {
+            tensor: (sharding,) for tensor, sharding in fixed_of(plan_file, stage, graph).items()
+        }
         return Constraints(
             self.demands.allowed(graph.reader) | pinned, self.demands.forbidden(graph.reader)
         )

@@ -28,7 +28,7 @@ _NUMBER = "shardopt.number"
 _PIPELINE = "builtin.module(sdy-propagation-pipeline)"
 
 
-def propagate(graph: MeshGraph, given: Mapping[int, Sharding]) -> dict[int, Sharding]:
+def propagate(graph: MeshGraph, fixed: Mapping[int, Sharding]) -> dict[int, Sharding]:
     """The sharding of every tensor, from given ones of arguments and results of operations.
 
     A sharding that cuts an axis into parts is taken up to that axis. Raises UserError when the
@@ -37,7 +37,7 @@ def propagate(graph: MeshGraph, given: Mapping[int, Sharding]) -> dict[int, Shar
         raise UserError(
             "preset 'shardy' propagates through a plain module: expected one without stages"
         )
-    if not given:
+    if not fixed:
         raise UserError(
             "preset 'shardy' starts from given shardings: expected at least one, found none"
         )
@@ -47,7 +47,7 @@ def propagate(graph: MeshGraph, given: Mapping[int, Sharding]) -> dict[int, Shar
         # On a copy: the native pass rewrites the module, and frees what handles of the graph point
         # to.
         copy = _numbered_copy(module.operation, graph)
-        _annotate(copy, graph, given)
+        _annotate(copy, graph, fixed)
         passmanager.PassManager.parse(_PIPELINE).run(copy)
         return _read(copy, graph)
 

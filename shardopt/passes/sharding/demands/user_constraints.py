@@ -90,9 +90,8 @@ class Demands:
         self._meshes = meshes
         self._rules: dict[ir.Value, list[Rule]] = {}
         self._mesh_of: dict[ir.Value, Mesh] = {}
-        self._markers: dict[
-            ir.Value, ir.Value
-        ] = {}  # a value whose only reader is a marker -> the marker's result
+        # A value whose only reader is a marker -> the marker's result.
+        self._markers: dict[ir.Value, ir.Value] = {}
         self._forbidden: dict[ir.Operation, frozenset[str]] = {}
         self._matched: set[Entry] = set()
         self._read_signature()

@@ -18,12 +18,10 @@ _EXPLAINED = frozenset({"dot_general", "convolution"})
 
 def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
     """Statistics and one remark about the plan of a mesh."""
-    mesh, problem, solution, plan = (
-        graph.mesh.name,
-        solved.problem.problem,
-        solved.fit.solution,
-        solved.plan,
-    )
+    mesh = graph.mesh.name
+    problem = solved.problem.problem
+    solution = solved.fit.solution
+    plan = solved.plan
     assert plan is not None
     cost = plan.summary()
     pm.statistic(f"{mesh}: nodes", int(str(solution.statistics["nodes"])))

@@ -64,6 +64,7 @@ def eliminate_all(problem: Problem, order: tuple[int, ...]) -> tuple[int, ...] |
     position = {node: step for step, node in enumerate(order)}
 
     def place(factor: _Factor) -> None:
+        # With the node that is eliminated first: the step that joins the table.
         buckets[min(factor[0], key=position.__getitem__)].append(factor)
 
     for node, cost in enumerate(problem.costs):

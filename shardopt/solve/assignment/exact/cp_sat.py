@@ -37,6 +37,7 @@ def solve_cp_sat(problem: Problem, *, time_limit_seconds: float) -> Solution:
     nodes = [[model.new_bool_var("") for _ in cost] for cost in problem.costs]
     terms: list[tuple[IntVar, int]] = []
     for literals, cost in zip(nodes, problem.costs, strict=True):
+        # No literal fulfils an empty clause: a node without strategies makes the model infeasible.
         model.add_exactly_one(literals) if literals else model.add_bool_or([])
         terms += _cost_terms(model, literals, cost, scale)
     for edge in problem.edges:

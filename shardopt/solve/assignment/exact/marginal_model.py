@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 _OBJECTIVE_RANGE = 1e6
 
 _RELATIVE_GAP = 1e-9
-_FEASIBILITY_TOLERANCE = (
-    1e-9  # of integrality; a looser one understates the objective by that much of its range
-)
+# Of integrality; a looser one understates the objective by that much of its range.
+_FEASIBILITY_TOLERANCE = 1e-9
 _RANDOM_SEED = 1
 
 
@@ -94,10 +93,8 @@ class MarginalModel:
         )
 
         reason, reasons = result.termination.reason, mathopt.TerminationReason
-        if reason in (
-            reasons.INFEASIBLE,
-            reasons.INFEASIBLE_OR_UNBOUNDED,
-        ):  # bounded: all costs are finite
+        # All costs are finite, so the problem is bounded: what may be either is infeasible.
+        if reason in (reasons.INFEASIBLE, reasons.INFEASIBLE_OR_UNBOUNDED):
             return Answer("infeasible", None, np.inf)
         if reason not in (reasons.OPTIMAL, reasons.FEASIBLE, reasons.NO_SOLUTION_FOUND):
             raise RuntimeError(f"HiGHS failed: {result.termination}")
@@ -221,6 +218,7 @@ class MarginalModel:
             rows.append(np.full(len(used), next_row))
             columns.append(used)
             values.append(np.bincount(inverse, weights=size, minlength=len(used)) / limit)
+            # Bytes as shares of the limit: HiGHS's tolerances are absolute.
             upper.append((self.problem.memory_limit or 0) / limit)
             next_row += 1
         for cover in cuts.covers:

@@ -76,10 +76,8 @@ def _edges(problem: Problem, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
     ends = np.array([(edge.u, edge.v) for edge in problem.edges], dtype=np.int64).reshape(-1, 2)
     tables, where = _pack_tables(problem)
     count = len(ends)
-    owner, neighbour = (
-        np.concatenate([ends[:, 0], ends[:, 1]]),
-        np.concatenate([ends[:, 1], ends[:, 0]]),
-    )
+    owner = np.concatenate([ends[:, 0], ends[:, 1]])
+    neighbour = np.concatenate([ends[:, 1], ends[:, 0]])
     order = np.lexsort((neighbour, owner))
     position = np.empty(2 * count, dtype=np.int64)
     position[order] = np.arange(2 * count)
@@ -119,14 +117,7 @@ def _segments(problem: Problem, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
     """Segments of nodes with a choice; what the others use is taken off the capacity."""
     empty = np.zeros(0, dtype=np.int64)
     if not problem.has_memory or problem.usages is None or problem.memory_limit is None:
-        return (
-            _starts(np.zeros(problem.num_nodes, dtype=np.int64)),
-            empty,
-            empty,
-            empty,
-            empty,
-            empty,
-        )
+        return (_starts(np.zeros(problem.num_nodes, dtype=np.int64)), *(empty,) * 5)
     change = np.zeros(problem.num_times + 1, dtype=np.int64)
     kept, counts = [], np.zeros(problem.num_nodes, dtype=np.int64)
     for node, usages in enumerate(problem.usages):

@@ -44,6 +44,7 @@ def make_scratch(flat: Flat, seed: int) -> Scratch:
     def ints(size: int) -> np.ndarray:
         return np.zeros(size, dtype=np.int64)
 
+    # An odd number times an odd number is odd, and so not 0: a state that xorshift never leaves.
     return Scratch(
         state=np.array([0x9E3779B97F4A7C15 * (2 * seed + 1) % 2**64], dtype=np.uint64),
         move=ints(1),
@@ -65,7 +66,7 @@ def make_scratch(flat: Flat, seed: int) -> Scratch:
 
 @njit(cache=True, nogil=True)
 def below(scratch: Scratch, count: int) -> int:
-    """A random number in [0, count), by Marsaglia's xorshift with a multiplier."""
+    """A random number in [0, count), by xorshift64* (Marsaglia's shifts, Vigna's multiplier)."""
     x = scratch.state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -125,7 +126,7 @@ def choose_everywhere(flat: Flat, scratch: Scratch) -> None:
 
 
 @njit(cache=True, nogil=True)
-def choose_outside_loop(flat: Flat, scratch: Scratch, start: int, reach: int) -> None:
+def choose_near(flat: Flat, scratch: Scratch, start: int, reach: int) -> None:
     """A forest among the first `reach` nodes of a breadth-first search with random order among
     neighbours."""
     scratch.move[0] += 1

@@ -11,7 +11,7 @@ from shardopt.solve.assignment.large.forest_kernels import (
     Scratch,
     below,
     choose_everywhere,
-    choose_outside_loop,
+    choose_near,
 )
 from shardopt.solve.assignment.large.message_kernels import FAST, pair_cost
 
@@ -154,6 +154,7 @@ def overflow(flat: Flat, scratch: Scratch, choice: np.ndarray, usage: np.ndarray
     worst, running = -1, np.int64(0)
     for time in range(low, high):
         running += scratch.change[time]
+        # The assignment before the move keeps the limit, so only a rise can break it.
         if running > 0:
             worst = max(worst, usage[time] + running - flat.capacity[time])
     return worst
@@ -191,7 +192,7 @@ def search(
     nodes, work = len(scratch.chosen), 0
     while work < budget:
         largest = SMALLEST_REACH + below(scratch, LARGEST_REACH - SMALLEST_REACH)
-        choose_outside_loop(
+        choose_near(
             flat,
             scratch,
             below(scratch, nodes),
@@ -207,6 +208,8 @@ def search(
                 change = cost_change(flat, scratch, choice)
                 over = overflow(flat, scratch, choice, usage)
                 work += scratch.span[1] - scratch.span[0]
+                # A sample that costs more stands, too: with heat the aim is to leave the present
+                # optimum.
                 stands = over <= 0 and (heat > 0.0 or change <= noise)
                 commit(scratch, usage, stands)
                 if stands:

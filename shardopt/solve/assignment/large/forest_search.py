@@ -16,10 +16,8 @@ from shardopt.solve.assignment.large import message_kernels as kernels
 from shardopt.solve.assignment.large.flat_problem import Flat
 from shardopt.solve.assignment.large.forest_kernels import make_scratch
 
-_FIRST_PASSES, _LATER_PASSES = (
-    15,
-    4,
-)  # forests over the whole graph, for a new start and after a change of prices
+# Forests over the whole graph, for a new start and after a change of prices.
+_FIRST_PASSES, _LATER_PASSES = (15, 4)
 _RAISES, _STEEPNESS, _STEEPENING = 30, 0.02, 1.5
 # Halvings, which leave 2 % of the interval of prices.
 _BISECTIONS = 6
@@ -66,10 +64,8 @@ class ForestSearch:
             excess = np.maximum(self._excess(candidate), 0)
             if not excess.any():
                 break
-            low, high = (
-                high,
-                high + _STEEPNESS * _STEEPENING**attempt * level * excess / excess.max(),
-            )
+            low = high
+            high = high + _STEEPNESS * _STEEPENING**attempt * level * excess / excess.max()
             self._relax(candidate, high, _LATER_PASSES)
         else:
             return None

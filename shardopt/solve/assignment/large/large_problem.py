@@ -69,8 +69,9 @@ def solve_large(
     if not run.late:
         run.settle()
     phases: tuple[Callable[[], None], ...] = (run.ascend, run.start_again, run.improve)
-    if only_bound:  # without prices that move, more sweeps than it takes to settle say little
-        phases = phases[: bool(len(run.flat.capacity))]
+    if only_bound:
+        # Without memory no prices move, and sweeps beyond those that settle raise the bound little.
+        phases = (run.ascend,) if len(run.flat.capacity) else ()
     for phase in phases:
         if not run.done:
             phase()

@@ -94,6 +94,8 @@ def sweep(
             for s in range(size):
                 hat[s] += messages[start + s]
         later = end - begin - earlier
+        # The weight of Kolmogorov's monotonic chains: so many of them are needed to cover the edges
+        # here.
         share = 1.0 / max(earlier, later, 1)
         least = np.inf
         for s in range(size):

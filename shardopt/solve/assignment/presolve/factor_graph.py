@@ -24,14 +24,15 @@ class Infeasible(Exception):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rule:
-    """`choice[node] = table[choice[given[0]], …]`: how a removed node follows from nodes that are
+    """`choice[node] = table[choice[parents[0]], …]`: how a removed node follows from nodes that are
     still there.
 
-    When strategies of a node were deleted, `given` is the node itself; `stand_in` then names, for
-    each old strategy, the new one that is never worse (-1 where the strategy was impossible)."""
+    When strategies of a node were deleted, its parent is the node itself. `stand_in` then names,
+    for each old strategy, the new one that is never worse (-1 where the strategy was
+    impossible)."""
 
     node: int
-    given: tuple[int, ...]
+    parents: tuple[int, ...]
     table: np.ndarray
     stand_in: np.ndarray | None = None
 
@@ -41,7 +42,7 @@ def replay(log: Sequence[Rule], choice: dict[int, int]) -> dict[int, int]:
     original nodes."""
     choice = dict(choice)
     for rule in reversed(log):
-        choice[rule.node] = int(rule.table[tuple(choice[node] for node in rule.given)])
+        choice[rule.node] = int(rule.table[tuple(choice[node] for node in rule.parents)])
     return choice
 
 

@@ -39,16 +39,13 @@ from shardopt.support.spans import timed
 # follows.
 _MAX_PRODUCT_WORK = 1 << 22  # p * s * q of one min-plus product
 _MAX_NEW_TABLE = 1 << 16  # entries of an edge that elimination would add
-_MAX_CONTRACTION_GROWTH = (
-    1 << 24
-)  # entries that a hub's tables may gain when it merges into a larger node
+# Entries that a hub's tables may gain when it merges into a larger node.
+_MAX_CONTRACTION_GROWTH = 1 << 24
 _MAX_DOMINANCE_WORK = 1 << 23  # k * k * (neighbours + segments) of one node
-_MAX_REGRET_WORK = (
-    1 << 22
-)  # d * d * e of the tables of one node with d distinct rows and e distinct columns
-_MAX_LARGE_REGRET_WORK = (
-    1 << 29
-)  # the same of all nodes beyond that, in one pass: meshes of three axes have them
+# D * d * e of the tables of one node with d distinct rows and e distinct columns.
+_MAX_REGRET_WORK = 1 << 22
+# The same of all nodes beyond that, in one pass: meshes of three axes have them.
+_MAX_LARGE_REGRET_WORK = 1 << 29
 
 # Rounds of memory and dominance: each pays a full pass, and later ones find almost nothing.
 _MAX_ROUNDS = 8

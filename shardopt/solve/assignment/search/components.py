@@ -20,6 +20,7 @@ def split_components(problem: Problem) -> list[tuple[tuple[int, ...], Problem]]:
 
     with_memory = [node for node, segments in enumerate(problem.usages or ()) if segments]
     pairs = [(edge.u, edge.v) for edge in problem.edges]
+    # One limit holds for all of them together.
     pairs += pairwise(with_memory)
     for u, v in pairs:
         low, high = sorted((find(u), find(v)))

@@ -1,5 +1,5 @@
-"""Search in two steps for a problem with many equal parts: solve them once for all, then free them
-and improve.
+"""Search a problem with many equal parts in two steps: solve equal parts once for all, then free
+them and improve.
 
 1. Tie what looks alike (`symmetry`) and solve the small problem within a small share of the work.
    Its solution is an assignment of the whole.
@@ -89,10 +89,12 @@ def solve_repeated(
 
 def cheapest(problem: Problem, *choices: Sequence[int] | None) -> Sequence[int] | None:
     """The cheapest of the assignments that are allowed, or one that is not if there is no other."""
-    given = {tuple(choice): evaluate(problem, choice) for choice in choices if choice is not None}
+    evaluations = {
+        tuple(choice): evaluate(problem, choice) for choice in choices if choice is not None
+    }
     return min(
-        given,
-        key=lambda choice: (not given[choice].feasible, given[choice].objective),
+        evaluations,
+        key=lambda choice: (not evaluations[choice].feasible, evaluations[choice].objective),
         default=None,
     )
 

@@ -59,6 +59,7 @@ class Refinement:
         self._u = np.array([edge.u for edge in problem.edges], dtype=np.int64)
         self._v = np.array([edge.v for edge in problem.edges], dtype=np.int64)
         tables = np.array([names.of(edge.cost) for edge in problem.edges], dtype=_U64)
+        # Whether a node is at the rows or at the columns of a table tells it from others.
         self._out, self._in = mixed(tables), mixed(tables ^ _U64(0x5555555555555555))
         self.colours = numbered(np.array([names.of(cost) for cost in problem.costs], dtype=_U64))
 

@@ -22,9 +22,8 @@ from shardopt.solve.sharding.budget.start import greedy_start
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 
 _ROUNDS = 12
-_STEEPNESS = (
-    8.0  # weight of the highest time over that of an empty one after one round: e to this power
-)
+# Weight of the highest time over that of an empty one after one round: e to this power.
+_STEEPNESS = 8.0
 # A peak this near to the bound is taken for the least, as a share of it.
 _CLOSE = 0.005
 # Copies held this near to the peak are counted from the next round on.

@@ -131,9 +131,9 @@ class Lifetimes:
         self.position = {op: position for position, op in enumerate(order)}
         self.free = execution.fused - residency.literals
         self.outputs = set(graph.outputs)
-        given = set(inputs)
+        input_set = set(inputs)
         # An input has memory of its own already.
-        self.aliases = {b: a for b, a in aliases.items() if b not in given}
+        self.aliases = {b: a for b, a in aliases.items() if b not in input_set}
         self.group_stop = {graph.ops[op].group: position + 1 for position, op in enumerate(order)}
         self.loop_span = (
             (0, 0)
@@ -205,7 +205,7 @@ class Lifetimes:
 
     def _in_place(self, lives: list[Lifetime]) -> Iterator[Lifetime]:
         """Results that are written over an operand begin behind the operation."""
-        given = {*self.inputs, *self.aliases.values()}
+        held_anyway = {*self.inputs, *self.aliases.values()}
         dying: dict[int, set[int]] = {}
         for live in lives:
             last = max(
@@ -214,11 +214,11 @@ class Lifetimes:
             )
             # What is held for longer (outputs, arguments of a fragment, outside a loop) is nobody's
             # to write over.
-            if live.tensor not in given | self.outputs and live.stop == last + 1:
+            if live.tensor not in held_anyway | self.outputs and live.stop == last + 1:
                 dying.setdefault(last, set()).add(live.tensor)
         for live in lives:
             made_here = (
-                live.tensor not in given
+                live.tensor not in held_anyway
                 and live.start < live.stop
                 and live.tensor in self.graph.ops[self.order[live.start]].results
                 and is_in_place(

@@ -143,20 +143,20 @@ def find_reshards(
     done: set[tuple[int, tuple[Sharding, ...], tuple[int, int]]] = set()
     for index, strategy in strategies.items():
         op = graph.ops[index]
-        for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
-            if tensor in cheap_to_clone or shardings[tensor] == wanted:
+        for tensor, target in zip(op.operands, strategy.operands, strict=True):
+            if tensor in cheap_to_clone or shardings[tensor] == target:
                 continue
             shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
             trips = graph.trips_of(index, tensor, producers[tensor])
             chain: tuple[Sharding, ...] = ()
-            ends = (shardings[tensor], wanted) if tensor in fused else ()
+            ends = (shardings[tensor], target) if tensor in fused else ()
             extra = sum(
                 written_seconds(device, graph.tensors[tensor], prod(s.tile_counts(mesh)))
                 for s in ends
             )
-            for step, after in resharding_path(shardings[tensor], wanted, mesh, shape, itemsize):
+            for step, after in resharding_path(shardings[tensor], target, mesh, shape, itemsize):
                 chain = (*chain, after)
-                if (tensor, chain, op.scope) in done and (tensor, wanted, index) not in fresh:
+                if (tensor, chain, op.scope) in done and (tensor, target, index) not in fresh:
                     continue
                 done.add((tensor, chain, op.scope))
                 if step is not None:

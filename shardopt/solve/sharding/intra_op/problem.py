@@ -254,9 +254,8 @@ class IntraOpProblem:
         However soon the time limit strikes, the plan is no worse than `start` (the assignment of a
         preset, say), by default everything in full on every device, if that is allowed."""
         if start is None:
-            start = (
-                (0,) * self.problem.num_nodes
-            )  # the first strategy and the first sharding of each are whole
+            # The first strategy and the first sharding of each are whole.
+            start = (0,) * self.problem.num_nodes
         masks = simpler_masks(self.tables.mesh, self._shardings_of_nodes)
         return solve_in_steps(
             self.problem,

@@ -90,13 +90,13 @@ class Fusion:
 
     def awaited(self, graph: OpGraph) -> dict[int, list[int]]:
         """For each kernel the values for which its operations wait at a barrier."""
-        found: dict[int, dict[int, None]] = {}
+        awaited: dict[int, dict[int, None]] = {}
         for index, op in enumerate(graph.ops):
             is_fused = op.waits and op.results and op.results[0] in self.fused
-            own = (self.kernel[index] if self.kernel else index,)
-            for kernel in self.readers[op.results[0]] if is_fused else own:
-                found.setdefault(kernel, {}).update(dict.fromkeys(op.waits))
-        return {kernel: list(tensors) for kernel, tensors in found.items() if tensors}
+            kernels = (self.kernel[index] if self.kernel else index,)
+            for kernel in self.readers[op.results[0]] if is_fused else kernels:
+                awaited.setdefault(kernel, {}).update(dict.fromkeys(op.waits))
+        return {kernel: list(tensors) for kernel, tensors in awaited.items() if tensors}
 
 
 def fuse(graph: OpGraph, cheap_to_clone: Set[int]) -> Fusion:

@@ -127,25 +127,25 @@ def record(
 
 
 def restore(
-    problem: IntraOpProblem, given: PlannedShardings, arguments: Mapping[int, int], path: str
+    problem: IntraOpProblem, planned: PlannedShardings, arguments: Mapping[int, int], path: str
 ) -> tuple[Solution, IntraOpPlan]:
     """The solution that a plan file tells, without search. `path` is the field of the shardings.
 
     Raises UserError for shardings that do not exist, or that do not fit together.
     """
     tables, texts = problem.tables, StrategyTexts(problem.tables)
-    if len(given.ops) != len(problem.ops):
+    if len(planned.ops) != len(problem.ops):
         raise UserError(
-            f"field '{path}.ops': expected {len(problem.ops)} operations, found {len(given.ops)}"
+            f"field '{path}.ops': expected {len(problem.ops)} operations, found {len(planned.ops)}"
         )
     choice = [
         texts.number(op, text, f"{path}.ops[{op}]")
-        for op, text in zip(problem.ops, given.ops, strict=True)
+        for op, text in zip(problem.ops, planned.ops, strict=True)
     ]
     for tensor in problem.inputs:
         name = input_name(tensor, arguments)
         choice.append(
-            _sharding_number(problem, tensor, given.inputs.get(name), f"{path}.inputs.{name}")
+            _sharding_number(problem, tensor, planned.inputs.get(name), f"{path}.inputs.{name}")
         )
     objective = evaluate(problem.problem, tuple(choice)).objective
     if objective == float("inf"):
@@ -155,21 +155,21 @@ def restore(
     solution = Solution(tuple(choice), objective, 0.0, 1.0, "feasible")
     rematerialized = tuple(
         _rematerialized(tables, texts, row, f"{path}.rematerialized[{k}]")
-        for k, row in enumerate(given.rematerialized)
+        for k, row in enumerate(planned.rematerialized)
     )
-    fresh = {(row.tensor, parse_sharding(row.sharding), row.op) for row in given.copies}
+    fresh = {(row.tensor, parse_sharding(row.sharding), row.op) for row in planned.copies}
     return solution, problem.decode(solution, rematerialized, frozenset(fresh))
 
 
 def fixed_inputs(
-    given: PlannedShardings, graph: OpGraph, mesh: Mesh, arguments: Mapping[int, int], path: str
+    planned: PlannedShardings, graph: OpGraph, mesh: Mesh, arguments: Mapping[int, int], path: str
 ) -> dict[int, Sharding]:
     """Tensor -> sharding, for a file that gives shardings of arguments only.
 
     Raises UserError for unknown names, and for shardings that do not fit.
     """
     named = {f"arg{number}": tensor for tensor, number in arguments.items()}
-    unknown = [name for name in given.inputs if name not in named]
+    unknown = [name for name in planned.inputs if name not in named]
     if unknown:
         known = ", ".join(named)
         raise UserError(
@@ -177,7 +177,7 @@ def fixed_inputs(
             f"'{unknown[0]}'"
         )
     shardings = {
-        name: _parsed(text, f"{path}.inputs.{name}") for name, text in given.inputs.items()
+        name: _parsed(text, f"{path}.inputs.{name}") for name, text in planned.inputs.items()
     }
     for name, sharding in shardings.items():
         try:

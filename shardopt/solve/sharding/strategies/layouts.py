@@ -1,8 +1,8 @@
-"""Layouts of an operation: the ways to put mesh axes on its factors, with the shardings that
-follow, but no prices.
+"""Layouts of an operation: every assignment of mesh axes to its factors, with the shardings that
+follow from it, without costs.
 
 They depend on the mesh by the names of its axes and by what these divide. So meshes of one number
-of axes mostly share them: 4x8 and 8x4 divide 1024 in the same ways."""
+of axes mostly share them: the sizes of 4x8 and 8x4 divide 1024 alike."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from shardopt.mesh.shardings import live_axes
 from shardopt.solve.sharding.strategies.factors import Axes, Split, is_feasible, shardable_factors
 from shardopt.solve.sharding.strategies.linear import Linear
 
-Terms = Mapping[
-    tuple[int, ...], Axes
-]  # the axes along which the operands of a linear mode are unreduced
+# The axes along which the operands of a linear mode are unreduced.
+Terms = Mapping[tuple[int, ...], Axes]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,8 @@ from shardopt.mesh.shardings import live_axes
 from shardopt.solve.assignment.search.restriction import Mask
 from shardopt.solve.sharding.strategies.layouts import Column
 
-NodeColumns = tuple[
-    Column, ...
-]  # of all tensors that a node decides about; equally long, unless there are none
+# Of all tensors that a node decides about; equally long, unless there are none.
+NodeColumns = tuple[Column, ...]
 Keeps = Callable[[Sharding], bool]
 
 _FEWEST_AXES = 3  # with two axes, joining them leaves one: too little is left to be worth the work

@@ -58,7 +58,7 @@ class Strategy:
 
 def marker_strategy(sharding: Sharding) -> Strategy:
     """An operation that hands its operand on in one given sharding: what is before it is resharded,
-    for a price of its own."""
+    at a cost of its own."""
     return Strategy((sharding,), (sharding,), (sharding,), (), (), 0.0, 0.0)
 
 
@@ -106,12 +106,10 @@ class LeastCompute:
             for factor in shardable_factors(op)
             if op.rule is not None
         }
-        self._op, self._operands, self._results, self._cluster = (
-            op,
-            tuple(operands),
-            tuple(results),
-            cluster,
-        )
+        self._op = op
+        self._operands = tuple(operands)
+        self._results = tuple(results)
+        self._cluster = cluster
         self._known: dict[tuple[int, int], float] = {}
 
     def seconds(self, mesh: Mesh) -> float:

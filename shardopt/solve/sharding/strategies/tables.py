@@ -63,9 +63,8 @@ class StrategyTables:
         self._layouts = Layouts() if layouts is None else layouts
         self._links = CommunicationCosts(cluster, mesh)
         self._memo: dict[Hashable, object] = {}
-        self.store = (
-            TableStore()
-        )  # what presolve learns of these tables, which many problems of one mesh share
+        # What presolve learns of these tables, which many problems of one mesh share.
+        self.store = TableStore()
 
     def of(
         self,

@@ -82,6 +82,7 @@ def _even_stages(problem: StageProblem, count: int, configs: Sequence[int]) -> S
         zip(groups, in_flight_counts(problem, count)[::-1], strict=True)
     ):
         start, end = index * per_stage, (index + 1) * per_stage
+        # Memory is checked per place in the pipeline: the first stages hold the most microbatches.
         fits = problem.fits(in_flight, start, end)
         chosen = [
             c

@@ -80,9 +80,11 @@ def _walk(
     for number in range(proposals + 1):
         anywhere = number % _ANYWHERE == 0
         proposed, ratio = (plans.draw(moves.random), 0.0) if anywhere else moves.propose(stages)
+        # A move that was impossible: staying is what Metropolis-Hastings does with it.
         if proposed == stages:
             continue
         plan, lacking = evaluate(problem, proposed), _lacking(problem, proposed)
+        # Outside of the space: a config without a sharding for these layers.
         if not math.isfinite(plan.seconds):
             continue
         if not lacking and (best is None or plan.seconds < best.seconds):
@@ -190,6 +192,8 @@ class Moves:
         if cut == start or not pairs:
             return stages, 0.0
         first, second = self._one_of(pairs)
+        # The way there draws one of the pairs, the way back one of the single configs; all else
+        # that is drawn is equally likely both ways.
         ratio = math.log(len(pairs) / len(self.singles[self.devices[config]]))
         return (
             *stages[:index],

@@ -1,8 +1,7 @@
-"""What a planner of stages is: which stages it may use, and how it chooses a plan of them.
+"""What a planner of stages is: the configs that it allows, and how it chooses a plan.
 
-All planners see one cost model. What tells them apart are the configs that they leave of those at
-hand (submeshes, logical shapes, how values inside of a stage are sharded) and the plans that they
-look at."""
+All planners see the same cost model. They differ in the configs that they allow (submeshes, logical
+shapes, how values inside a stage are sharded) and in the plans that they look at."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from shardopt.support.errors import UserError
 
 @dataclass(frozen=True)
 class Request:
-    """What a planner is asked for: a number of stages (None leaves it open), and what a random
-    search may do."""
+    """Input of a planner: a number of stages (None for any), and the seed and the proposals of
+    random searches."""
 
     num_stages: int | None = None
     seed: int = 0
@@ -25,10 +24,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Planner:
-    """`configs` leaves of all configs, with methods where the planner decides those, what a stage
-    may be. `solve` returns the best plan that it can find, and raises UserError where there is
-    none. `one_stage`: all layers are one. `by_dp`: `solve` is the stage DP over these configs, so
-    its runners-up may be simulated, too."""
+    """`configs` filters the configs that a stage may have, and sets their sharding methods where
+    the planner decides those. `solve` returns the best plan that it can find, and raises UserError
+    where there is none. `one_stage`: all layers are one stage. `by_dp`: `solve` is the stage DP
+    over these configs, so its runners-up may be simulated, too."""
 
     solve: Callable[[StageProblem, Request], StageSolution]
     configs: Callable[[Iterable[StageConfig]], tuple[StageConfig, ...]] = tuple

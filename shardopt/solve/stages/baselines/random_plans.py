@@ -42,6 +42,7 @@ class RandomPlans:
         """One of the plans, each with equal probability."""
         row, start, free, stages = len(self.counts) - 1, 0, list(self.problem.num_devices), []
         while start < self.problem.num_layers:
+            # With any number of stages there is one row, which leads to itself.
             row -= self.num_stages is not None
             num_plans = np.zeros((self.problem.num_layers + 1, len(self.sizes)))
             for size, left in self._left(free):

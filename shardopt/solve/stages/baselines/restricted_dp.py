@@ -1,5 +1,4 @@
-"""Baselines that are the stage DP over fewer configs: what a stage may be is all that they differ
-in.
+"""Baselines that run the stage DP over fewer configs. They differ only in what a stage may be.
 
 * `dp`: no restriction. It is the planner itself, and stands here as the one to compare with.
 * `inter-only`: a pipeline and nothing else, each stage on one device.
@@ -9,9 +8,8 @@ in.
 * `piper`: contiguous stages, each with a degree of data and one of tensor parallelism, with or
   without recomputation (Piper: Tarnawski et al., NeurIPS'21).
 * `deepspeed`: no pipeline; experts over some devices, ZeRO at one of its stages for all else
-  (DeepSpeed-MoE:
-  Rajbhandari et al., arXiv 2201.05596), as Alpa (section 8.1) compares with for mixtures of
-  experts.
+  (DeepSpeed-MoE: Rajbhandari et al., arXiv 2201.05596). Alpa (section 8.1) compares with it on
+  mixtures of experts.
 """
 
 from __future__ import annotations
@@ -37,8 +35,7 @@ def _one_device(configs: Iterable[StageConfig]) -> tuple[StageConfig, ...]:
 
 
 def _data(configs: Iterable[StageConfig]) -> tuple[StageConfig, ...]:
-    """One axis, or hosts by devices: the sum of a gradient inside of hosts first is the better
-    one."""
+    """One axis, or hosts by devices: reducing a gradient inside hosts first is often faster."""
     return with_methods(
         configs, lambda config: ["data"] * (is_flat(config) or is_hosts_by_devices(config))
     )

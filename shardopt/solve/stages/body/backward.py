@@ -40,6 +40,8 @@ def _postpone(body: LayeredBody, rows: list[int], backward: set[int]) -> None:
     # From the last row on: one that is postponed may let those postpone that it reads.
     for row in reversed(rows):
         readers = {reader for value in body.makes[row] for reader in body.readers.get(value, ())}
+        # What nobody reads is no work for the backward, and what the forward reads cannot wait for
+        # it.
         if row in backward or not readers or not readers <= backward:
             continue
         if body.returned.intersection(body.makes[row]):

@@ -1,15 +1,18 @@
-"""Lower bounds of what layers take, before anything is solved, and from one layer alone.
+"""Lower bounds of the seconds of layers, found without solving a stage.
 
-1. Every operation on as many devices as its rule and shapes can use at all, without communication.
-2. The sharding problem of one layer, *relaxed* so that it costs no less in any stage around the
-   layer: what comes from other layers or shared operations is there in the sharding that its reader
-   wants, readers of a value share its resharding as if all wanted the same, sums that leave the
-   layer may stay unfinished, as anything may that is unfinished in a step on one mesh, and what is
-   given to the layer costs nothing.
+1. The roofline: every operation runs on as many devices as its rule and shapes can use at all, and
+   nothing is communicated.
+2. The sharding problem of one layer, *relaxed* so that no stage around the layer makes it cheaper:
 
-A stage costs at least the sum over its layers: a sharding of the stage is one of each relaxed
-layer, and what joins layers only adds to it. Equal blocks within a layer are tied, as they are in
-the cost of a stage."""
+   * Values of other layers and of shared operations arrive in the sharding that the reader wants.
+   * All readers of a value pay together for one resharding, as if all wanted the same.
+   * Values that leave the layer may stay unreduced. So may all that can stay unreduced when the
+     whole step lies on one mesh.
+   * Inputs cost nothing.
+
+A stage costs at least the sum of its layers' bounds: a sharding of the stage contains a solution of
+each relaxed layer, and what joins layers only adds to the cost. Equal blocks within a layer are
+tied, as they are in the cost of a stage."""
 
 from __future__ import annotations
 
@@ -65,6 +68,8 @@ class RelaxedLayer:
 def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
     """Layer `layer` of a step in a stage before the last, or in the last one, where forward and
     backward are one fragment, in which more is fused."""
+    # In any stage before the last, what depends on the last layer is backward; a stage that ends
+    # with the last layer has none behind it.
     part = cut_part(step, layer, layer + 1, step.num_layers - (not last))
     linear = tuple(step.linear[op] for op in part.source_ops)
     shared = [node for node, op in enumerate(part.source_ops) if step.op_layer[op] == SHARED]
@@ -96,6 +101,7 @@ class Rooflines:
         }
         rows = []
         for op, layer in zip(graph.ops, step.op_layer, strict=True):
+            # Whether and how often shared operations are copied depends on the stages.
             if layer == SHARED:
                 continue
             operands, results = (
@@ -115,15 +121,14 @@ class Rooflines:
                 self._kinds.append(LeastCompute(op, operands, results, cluster))
             rows.append((kind, layer, op.repeat))
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)
-        self._times = np.zeros(
-            (len(number), step.num_layers)
-        )  # how often operations of a kind run in each layer
-        np.add.at(self._times, (table[:, 0], table[:, 1]), table[:, 2])
+        # How often operations of a kind run in each layer.
+        self._executions = np.zeros((len(number), step.num_layers))
+        np.add.at(self._executions, (table[:, 0], table[:, 1]), table[:, 2])
 
     def seconds(self, mesh: Mesh) -> np.ndarray:
         """`[layers]`, of all microbatches of a step."""
         each = [kind.seconds(mesh) for kind in self._kinds]
-        return np.array(each) @ self._times
+        return np.array(each) @ self._executions
 
 
 def kept_bytes(part: StagePart) -> tuple[int, int]:
@@ -133,6 +138,7 @@ def kept_bytes(part: StagePart) -> tuple[int, int]:
     execution = execution_order(graph, find_cheap_to_clone(graph), part.fusion)
     aliases = {b: a for a, b in part.tied}
     order, inputs = execution.order, graph.inputs
+    # What a second microbatch in flight adds is what the forward keeps for the backward.
     one, two = (
         Lifetimes(graph, execution, order, inputs, aliases, part.residency(n)).all() for n in (1, 2)
     )

@@ -79,10 +79,8 @@ class ClassProblem:
             first = op.operands.index(op.operands[position])
             if first < position and self.ops[target].operands[first] is operand:
                 continue  # an operand used twice in the same way (x * x) is resharded once
-            tensor, fused = (
-                graph.tensors[op.operands[position]],
-                op.operands[position] in classes.view.fused,
-            )
+            tensor = graph.tensors[op.operands[position]]
+            fused = op.operands[position] in classes.view.fused
             table = self.tables.resharding(tensor, self.result(source, k), operand, times, fused)
             if table is not None:
                 edges.append(Edge(source, target, table * (count / readers)))

@@ -140,10 +140,8 @@ def single_classes(part: StagePart, view: PartView | None = None) -> Classes:
     if view is None:
         view = PartView(part.linear, part.accesses, part.free, fused=part.fusion.fused)
     graph = part.graph
-    read, from_outside = (
-        dict.fromkeys(tensor for op in graph.ops for tensor in op.operands),
-        set(graph.inputs),
-    )
+    read = dict.fromkeys(tensor for op in graph.ops for tensor in op.operands)
+    from_outside = set(graph.inputs)
     inputs = tuple(t for t in dict.fromkeys((*graph.inputs, *read)) if t in from_outside)
     reads = _reads(graph, places(graph, inputs), view)
     return Classes(part, view, inputs, np.arange(len(graph.ops) + len(inputs)), reads)
@@ -178,6 +176,7 @@ def node_kinds(part: StagePart, view: PartView, inputs: Sequence[int]) -> np.nda
     }
     kinds = []
     for node, (op, *each) in enumerate(zip(graph.ops, view.linear, view.accesses, strict=True)):
+        # x * x and x * y have different strategies: an operand used twice is resharded once.
         first_uses = tuple(op.operands.index(tensor) for tensor in op.operands)
         tensors = tuple(graph.tensors[tensor] for tensor in (*op.operands, *op.results))
         plain = (
@@ -202,6 +201,8 @@ def node_kinds(part: StagePart, view: PartView, inputs: Sequence[int]) -> np.nda
 def _refine(kinds: np.ndarray, reads: Reads, ties: np.ndarray, most: int) -> np.ndarray:
     """The classes after as many rounds as keep at most `most` of them, at least one: int64
     `[nodes]`."""
+    # Which result is read as which operand must tell edges apart, and in which direction they are
+    # followed: two operations that swap operands are not alike.
     label = reads.result * 64 + reads.operand
     out, into = mixed(label.astype(_U64)), mixed(label.astype(_U64) ^ _U64(0x5555555555555555))
     tie_out, tie_into = (
@@ -216,6 +217,8 @@ def _refine(kinds: np.ndarray, reads: Reads, ties: np.ndarray, most: int) -> np.
         np.add.at(around, ties[:, 0], mixed(tie_out ^ mixed_colours[ties[:, 2]]))
         np.add.at(around, ties[:, 2], mixed(tie_into ^ mixed_colours[ties[:, 0]]))
         finer = numbered(mixed(mixed_colours) + around)
+        # Numbers of colours never fall from round to round, so equal maxima mean that nothing was
+        # split.
         if finer.max(initial=-1) == colours.max(initial=-1) or (
             rounds and finer.max(initial=-1) >= most
         ):

@@ -61,6 +61,8 @@ class CostArrays:
             [self._kept_bytes(c.recompute) / c.num_devices for c in problem.configs], axis=2
         )
         self.activation_bytes[:, -1] = 0.0  # in a last stage nothing waits for the backward
+        # Copies: when exact bytes come in, the bounds stay. `likely_problem` compares the two, and
+        # `fit` asks whether any sharding could do with less than the one at hand.
         self.least_bytes = self.fixed_bytes.copy(), self.activation_bytes.copy()
         self.outside_bytes = np.zeros(self.candidates.shape)
 
@@ -136,6 +138,7 @@ class CostArrays:
         state_bytes = np.zeros(self.problem.num_layers)
         for before, after in step.carried:
             layer = SHARED if step.producers[after] < 0 else step.op_layer[step.producers[after]]
+            # An accumulator that is an argument of the step is counted below, as what a layer owns.
             if layer >= 0 and step.producers[before] >= 0:
                 state_bytes[layer] += step.graph.tensors[before].size_bytes
         read = {tensor for op in step.graph.ops for tensor in op.operands}
@@ -174,10 +177,12 @@ class CostArrays:
             of_part = {key: kept_bytes(part) for key, part in known.items()}
             made, entering_bytes = np.array([of_part[part.key] for part in parts], dtype=float).T
             entering = np.append(entering_bytes, 0.0)[:, None]
-            whole = (
-                _sums(made[None, :])[..., 0] if recompute == "none" else entering + 0.0 * entering.T
+            # A stage that recomputes keeps what enters its first layer, wherever it ends.
+            self._kept[recompute] = (
+                _sums(made[None, :])[..., 0]
+                if recompute == "none"
+                else np.repeat(entering, len(entering), axis=1)
             )
-            self._kept[recompute] = whole
         return self._kept[recompute]
 
     @cached_property
@@ -205,6 +210,8 @@ class CostArrays:
             layer for layer in range(start, end) if not self.layer_is_solved[int(last), c, layer]
         ]
         keys = {layer: self._relaxed_layer(layer, last, recompute).key for layer in unsolved}
+        # One solve serves all layers alike, in all stages: the most numerous raises the most
+        # bounds.
         count = Counter(keys.values())
         chosen = max(unsolved, key=lambda layer: (count[keys[layer]], -layer))
         bound = (
@@ -217,6 +224,8 @@ class CostArrays:
             if self._relaxed_layer(layer, last, recompute).key == keys[chosen]
         ]
         for other, config in enumerate(self.problem.configs):
+            # The bound does not depend on how a config shards: all that recompute as much on this
+            # mesh share it.
             if (
                 self.meshes[other] == self.meshes[c]
                 and _least_recomputed(config.recompute, last) == mode
@@ -291,6 +300,7 @@ class CostArrays:
         start, end, c = candidate
         limits = self.problem.memory_limit_bytes
         limit = limits[self.problem.configs[c].group] if limits else None
+        # Rounded up: a stage more behind it is a microbatch more in flight.
         behind = -(-(self.problem.num_layers - end) // (end - start))
         in_flight = min(self.problem.num_microbatches, 1 + behind)
         leanest = plain
@@ -302,10 +312,8 @@ class CostArrays:
             sharder = LeanSharder(
                 shortest, strictness * sum(shortest.fragment_seconds) / limit, in_flight
             )
-            sharding, memory = (
-                self.cost_cache.sharding(part, mesh, sharder),
-                self.cost_cache.memory(part, mesh, sharder),
-            )
+            sharding = self.cost_cache.sharding(part, mesh, sharder)
+            memory = self.cost_cache.memory(part, mesh, sharder)
             if memory.need(in_flight) < leanest.need(in_flight):
                 leanest = memory
                 self._set_seconds(candidate, part, sharding.fragment_seconds)

@@ -1,8 +1,8 @@
-"""A stage whose memory is too small for every sharding that was found fast, sharded within the
-limit as the shard phase does: with copies that are made twice and values that are computed again.
+"""Shard a stage within a limit of memory, as the shard phase does: reshard twice instead of keeping
+a copy, and recompute values instead of keeping them.
 
-It takes as long as the shard phase takes for the stage, and so is the last resort of a search that
-has no plan otherwise."""
+This takes as long as the shard phase takes for the stage. It is the last resort of a search in
+which no plan of faster shardings fits."""
 
 from __future__ import annotations
 

@@ -46,6 +46,7 @@ def _outside_loop(step: StepGraph, ops: Sequence[int], first: int) -> tuple[list
     """Operations around the loop that wait for nothing that other layers make there, and those that
     do; `first` is the first operation of that part of the step."""
     members, waits = set(ops), set[int]()
+    # In program order, so whoever a member waits for has been looked at before it.
     for op in ops:
         makers = (_maker(step, tensor, first) for tensor in step.graph.ops[op].operands)
         if any(maker is not None and (maker not in members or maker in waits) for maker in makers):

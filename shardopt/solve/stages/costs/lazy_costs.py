@@ -1,12 +1,12 @@
-"""Stage costs of candidate stages that are found only where a plan needs them.
+"""Stage costs that are computed only where a plan needs them.
 
-1. Every candidate stage has a lower bound of its seconds and bytes.
-2. A planner, such as the stage DP, finds the best plan of these. The costs that are not exact in it
-   are refined, a level at a time, and the planner asked again: bounds that were too low drop out,
-   and other plans come forward.
-3. A plan of exact costs is the best of all. So is, nearly, the best exact plan met on the way once
-   the bounds leave little room below it; when the budget of solves is spent, it is the answer with
-   the gap that remains, unless one stage on all devices is shorter.
+1. Every candidate stage starts with a lower bound of its seconds and bytes.
+2. A planner, such as the stage DP, finds the best plan under these bounds. The stages of this plan
+   are refined by one level each, and the planner runs once more: plans whose bounds were too low
+   fall back, and others come forward.
+3. The search ends with an optimum when all costs of the best plan are exact. It ends earlier when
+   the best exact plan so far is within the tolerance of the bound, or when the budget of solves is
+   spent; then one stage on all devices is tried, too, and the plan says which gap remains.
 """
 
 from __future__ import annotations
@@ -118,9 +118,12 @@ class LazyStageCosts:
         The planner must choose a plan that is best under the arrays it is given. Raises its
         UserError where even the bounds allow no plan."""
         arrays, best, bound = self.arrays, None, 0.0
+        # Counts go on over all searches with these costs: later ones get their share on top.
         budget = max(self.most_solves, self.counts.solves + MORE_SOLVES)
         next_guess = 0
         while True:
+            # The best plan so far is a good one to begin with: its costs are exact, so it is no
+            # worse now.
             plan = planner(
                 arrays.stage_problem(in_flight_of), None if best is None else best.stages
             )
@@ -129,6 +132,7 @@ class LazyStageCosts:
                 self.counts.solves, 0, f"stage costs found, a step takes {bound:.3g} s at least"
             )
             pending = self._pending(plan.stages)
+            # All its costs are exact and all others are bounds, so no plan is shorter.
             if not pending:
                 return replace(plan, bound=bound)
             if best is not None:
@@ -182,6 +186,7 @@ class LazyStageCosts:
         count."""
         level = self.arrays.level
         unsolved = [stage for stage in dict.fromkeys(stages) if level[stage] < SECONDS]
+        # A stage whose exact seconds lose needs no account of its memory.
         return unsolved or [stage for stage in dict.fromkeys(stages) if level[stage] < MEMORY]
 
     def _better(

@@ -1,11 +1,10 @@
-"""Shardings of a stage for which memory matters: what a device holds at the peak has a cost per
-byte.
+"""Shardings of a stage that trade seconds for memory: a Lagrangian multiplier of the memory limit.
 
-The shortest sharding of a stage often keeps weights or optimizer state on several devices. Where it
-does not fit, a byte is given a cost in seconds, as the multiplier of a memory limit would, and the
-small problem of the classes is solved again: first what costs next to nothing is split (state that
-only the update reads), with a higher cost also what has to be gathered in every microbatch. The
-shard phase solves the same stage under the limit itself."""
+The shortest sharding of a stage often keeps weights or optimizer state whole on several devices.
+Where it does not fit, every byte held at the peak gets a cost in seconds, and the small problem of
+the classes is solved once more. At a low cost only state is split that the update alone reads; at a
+higher cost also weights that must then be gathered in every microbatch. The shard phase later
+solves the same stage under the limit itself."""
 
 from __future__ import annotations
 
@@ -51,6 +50,7 @@ class LeanSharder:
             )
             costs[c] += self.byte_seconds * count * size
         problem = Problem(tuple(costs), problem_of_classes.problem.edges)
+        # The shortest sharding is a solution of this problem, too, and often close to the best.
         start = tuple(int(self.plain.choice[node]) for node in classes.members.tolist())
         solution = improve(problem, start, gap_tolerance=GAP, work=WORK, store=tables.store)
         if not solution.choice:

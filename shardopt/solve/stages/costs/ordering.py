@@ -62,6 +62,7 @@ def _anchors(step: StepGraph, ops: Sequence[int], uses: Mapping[int, int]) -> di
             of_tensor.update(
                 (t, anchors[op]) for t in graph.ops[op].results if prod(graph.tensors[t].shape) > 1
             )
+    # Backwards, as an operation may only know its place from those that read it.
     for op in reversed(ops):
         if op not in anchors:
             results = graph.ops[op].results

@@ -93,6 +93,8 @@ class PartFacts:
         part, aliases = self.part, dict[int, int]()
         for a, b in part.tied:
             if a != b and a in self.place and b in self.place:
+                # A buffer can be reused by one value only: the first pair wins, as in the shard
+                # phase.
                 aliases.setdefault(b, a)
         execution, inputs = self.execution, self.singles.inputs
         return Lifetimes(

@@ -1,9 +1,8 @@
-"""What a stage whose sharding is known takes, and what a device holds of it: the account of
-`shardopt.solve.sharding.intra_op.plan` and `intra_op_memory`, for parts in which many operations
-are alike.
+"""Seconds and bytes of a stage whose sharding is known: the same account as in
+`shardopt.solve.sharding.intra_op` (`plan`, `lifetimes`), faster where many operations are alike.
 
-Nodes of one kind with one choice have the same shardings, so these are looked at once for each such
-pair; only the operations that reshard their operands are walked through one by one."""
+Nodes of one kind with the same choice have the same shardings, so each such (kind, choice) pair is
+looked at once. Only operations that reshard their operands are walked through one by one."""
 
 from __future__ import annotations
 
@@ -65,6 +64,8 @@ class ShardedPart:
     def live_bytes(self, copies: bool, in_flight: int = 1) -> np.ndarray:
         """Bytes that a device holds while each operation runs, with or without the copies of
         operands: int64 `[positions]`."""
+        # Differences from position to position, summed up at the end: a span costs two additions,
+        # however long it is.
         change = np.zeros(len(self.facts.execution.order) + 1, dtype=np.int64)
         lives = [(live, 1) for live in self.facts.lifetimes]
         if in_flight > 1:
@@ -170,6 +171,8 @@ class ShardedPart:
         """Operations that want an operand in another sharding than its own, or scatter a result."""
         reads, pair = self.facts.singles.reads, self._pairs[1]
         rows = np.stack([pair[reads.source], reads.result, pair[reads.target], reads.operand])
+        # Reads between the same two pairs agree on whether they reshard: one of each is compared,
+        # as comparing shardings in Python is what takes time here.
         keys = np.ravel_multi_index(tuple(rows), tuple(rows.max(axis=1, initial=0) + 1))
         first, row = np.unique(keys, return_index=True, return_inverse=True)[1:]
         differs = np.zeros(len(first), dtype=bool)

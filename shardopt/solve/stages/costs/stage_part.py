@@ -85,10 +85,9 @@ class StagePart:
             sorted(self.arrivals.items()),
         )
         merged = ("merged kernels",) * self.merged_kernels
-        structure = structure_of(
-            self.graph
-        )  # says nothing of the order, in which a sharding lists its choices
+        structure = structure_of(self.graph)
         digest = sha256(structure.digest)
+        # The digest is blind to the order of operations and tensors, in which choices are listed.
         digest.update(
             repr((structure.ops, structure.tensors, loose, sorted(self.literals), *merged)).encode()
         )
@@ -127,9 +126,8 @@ class _Planned(NamedTuple):
 class _Cutter:
     def __init__(self, step: StepGraph, start: int, end: int, turn: int) -> None:
         self.step, self.start, self.end, self.turn = step, start, end, turn
-        self.number: dict[
-            tuple[int | None, int], int
-        ] = {}  # (fragment, or None, and tensor of the step) -> tensor
+        # (fragment, or None, and tensor of the step) -> tensor
+        self.number: dict[tuple[int | None, int], int] = {}
         self.tensors: list[Tensor] = []
         self.source_tensors: list[int] = []
         self.ops: list[Op] = []
@@ -157,11 +155,14 @@ class _Cutter:
         planned = [
             _Planned(
                 part.kind,
+                # Equal layers have equal bodies already; only what stands outside follows the names
+                # of parameters.
                 part.ops if part.kind in _IN_LOOP else by_first_use(self.step, part.ops, uses),
                 (),
             )
             for part in parts
         ]
+        # The values are made once before the loop, and not in every microbatch.
         if shared and (not planned or planned[0].kind != "before"):
             planned.insert(0, _Planned("before", (), ()))
         if shared:
@@ -260,6 +261,8 @@ class _Cutter:
         key = (group, source)
         if key not in self.number:
             producer = self.step.producers[source]
+            # An input that nobody owns is at hand on every stage; what another layer makes never
+            # is.
             home = self.step.owner.get(source, self.start) if producer < 0 else SHARED
             number = self._made(group, source)
             if not self.start <= home < self.end:
@@ -285,6 +288,8 @@ class _Cutter:
         groups: tuple[int | None, ...] = (None, *range(len(kinds)))
         returned = (self.number.get((None, tensor)) for tensor in dict.fromkeys(step.graph.outputs))
         outputs = tuple(t for t in returned if t is not None and t in defined)
+        # A shared value has a copy for each fragment: a pair is tied where both ends are copies of
+        # one fragment, or neither is a copy.
         here = {source for _, source in self.number}
         tied = tuple(
             (self.number[group, a], self.number[group, b])

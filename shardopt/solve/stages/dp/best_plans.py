@@ -36,6 +36,8 @@ def best_plans(
     tables = SearchTables(problem, num_stages)
     bounds = tables.least_seconds(optimum.seconds * near)
     for count in sorted(bounds, key=lambda count: (bounds[count], count)):  # the likely ones first
+        # Once k numbers of stages have their best plan, one whose bound is above the k-th cannot
+        # get in.
         cutoff = min(optimum.seconds * near, _kth_seconds(best.values(), k))
         if bounds[count] > cutoff:
             continue

@@ -42,6 +42,7 @@ class BottleneckSearch:
         low, floor = -1, 0.0
         if recursion.relaxed is not None:
             low, floor = recursion.relaxed.low_end
+            # With a plan known already, the cutoff does what the relaxed recursion is for: skip it.
             if np.isinf(self.cutoff) and self._is_settled_by(recursion.relaxed):
                 return self.best
         intervals = Intervals(recursion, repeats, self.cutoff)
@@ -95,6 +96,8 @@ class Intervals:
         """Answers for values of t_max above candidate `low`; all sums are at least `floor`."""
         high = len(self.candidates)
         if np.isinf(self.cutoff) and high > low + 1:
+            # The least sum of all plans, whatever their longest slot: it bounds the sums of all
+            # intervals.
             slots = self._solve(high - 1, 0)
             if slots is None:
                 return
@@ -104,6 +107,7 @@ class Intervals:
         self._push(low, high, floor)
         while self._queue:
             bound, low, high, floor = heapq.heappop(self._queue)
+            # The heap rises, so every other interval is as bad.
             if bound >= self.cutoff:
                 return
             if self.repeats:  # a longer t_max cannot win even with the least sum
@@ -112,6 +116,9 @@ class Intervals:
             if not low < middle < high:
                 continue
             slots = self._solve(middle, low + 1)
+            # Where there is no answer, no t_max in (low, middle] can win: a smaller t_max allows
+            # fewer stages. An answer is the best down to the longest slot that it uses; below that,
+            # sums are at least its sum.
             if slots is not None:
                 yield slots
                 self._push(low, self._index(self._answer[1]), self._answer[0])

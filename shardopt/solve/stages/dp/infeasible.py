@@ -124,6 +124,8 @@ def _leanest(
             allowed + (_lack_bytes(problem, level) if with_memory else 0.0) for level in levels
         ]
         costs = np.stack([_least_by_size(lack, size_of, len(sizes.offset)) for lack in lacking])
+        # Missing bytes stand for the seconds of a stage and for its longest slot: the least t_max
+        # is then what the neediest stage lacks, and the sum decides between equals.
         for recursion in CostTable(costs, costs, level_of, sizes).recursions(
             counts, problem.most_stages
         ):
@@ -147,6 +149,7 @@ def _lack_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
 def _least_maximum(recursion: Recursion) -> tuple[float, tuple[PipelineSlot, ...]]:
     """The least t_max with an answer, and the answer; none if there is none."""
     candidates = recursion.candidates
+    # Whatever fits with some bytes missing fits with more, so halving finds the least.
     low, high = -1, len(candidates) - 1
     answer = recursion.solve(candidates[high]) if high >= 0 else None
     if answer is None:

@@ -107,9 +107,8 @@ def sweep(
     layers, top = total.shape[1] - 1, best.shape[0] - 1
     best[:] = np.inf
     best[0, layers, 0] = 0.0
-    first = np.zeros(
-        (top + 1, layers + 1), dtype=np.int64
-    )  # the finite part of each row: first <= flat < stop
+    # The finite part of each row: first <= flat < stop.
+    first = np.zeros((top + 1, layers + 1), dtype=np.int64)
     stop = np.zeros((top + 1, layers + 1), dtype=np.int64)
     stop[0, layers] = 1
     for start in range(layers - 1, -1, -1):
@@ -118,6 +117,8 @@ def sweep(
                 if first[state, end] >= stop[state, end] or (state == top and not states.open):
                     continue
                 level, tail = states.level[state], best[state, end]
+                # In the last state, if it is open, further stages change nothing: it leads to
+                # itself.
                 into = best[min(state + 1, top), start]
                 for size in range(len(sizes.offset)):
                     if longest[level, start, end, size] > t_max:
@@ -132,6 +133,9 @@ def sweep(
         for state in range(top + 1):
             row, begin, after = best[state, start], sizes.full + 1, 0
             for flat in range(len(row)):
+                # The rest has the devices that are left over. An entry above the limit is no part
+                # of a plan within it, and every entry dropped shortens the runs of all stages in
+                # front of it.
                 if row[flat] + rest[start, sizes.full - flat] > limit:
                     row[flat] = np.inf
                 elif row[flat] < np.inf:
@@ -181,6 +185,8 @@ def _step(
                     continue
                 if longest[level, start, end, size] > t_max:
                     continue
+                # `sweep` added the same two numbers, so the sum that it kept is equal to the last
+                # bit.
                 if (
                     best[source, end, before] + total[level, start, end, size]
                     == best[state, start, flat]

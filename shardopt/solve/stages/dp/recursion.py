@@ -56,6 +56,7 @@ class Recursion:
 
         best = self._sweep(t_max, limit)
         finals = best[list(self.answers), 0, -1] if best is not None else np.array([np.inf])
+        # Without a limit, an infinite sum passes the first comparison.
         if best is None or not finals.min() <= limit or not np.isfinite(finals).any():
             return None
         layers = best.shape[1] - 1
@@ -146,6 +147,8 @@ def make_sizes(problem: StageProblem) -> tuple[Sizes, np.ndarray]:
 
     strides = np.cumprod([1, *(count + 1 for count in problem.num_devices)])
     keys = [(config.group, config.num_devices) for config in problem.configs]
+    # A config larger than its group gets size -1, which kernels skip. If all are, the sizes stay as
+    # they are: their runs are empty, and the recursion then says that there is no cover.
     known = sorted({key for key in keys if key[1] <= problem.num_devices[key[0]]}) or sorted(
         set(keys)
     )

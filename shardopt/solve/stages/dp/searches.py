@@ -89,11 +89,9 @@ class SearchTables:
         intervals."""
         if len(self._groups) > 1:
             return {count: 0.0 for _, counts in self._groups for count in counts}
-        table, counts, repeats = (
-            self._table(0),
-            self._groups[0][1],
-            self.problem.num_microbatches - 1,
-        )
+        table = self._table(0)
+        counts = self._groups[0][1]
+        repeats = self.problem.num_microbatches - 1
         low, floor = table.relaxed.low_end
         high = len(table.candidates) - 1
         if repeats:
@@ -113,9 +111,8 @@ class SearchTables:
     def _table(self, group: int) -> CostTable:
         """Costs of the stages that fit, by level."""
         if group not in self._tables:
-            levels, level_of = np.unique(
-                self._groups[group][0], return_inverse=True
-            )  # 1F1B repeats its last count
+            # 1F1B repeats its last count.
+            levels, level_of = np.unique(self._groups[group][0], return_inverse=True)
             costs = self._costs(levels)
             both, longer = self.problem.cut_seconds()[:, :, None, None]
             self._tables[group] = CostTable(
@@ -128,6 +125,8 @@ class SearchTables:
 
         problem = self.problem
         limits, possible = problem.limit_bytes(), problem.seconds
+        # What exceeds the memory outside the loop does so with any number of microbatches in
+        # flight, so the kernel does not need to know.
         if problem.outside_bytes is not None:
             possible = np.where(problem.outside_bytes <= limits, possible, np.inf)
         arrays = (possible, problem.fixed_bytes, problem.activation_bytes)
@@ -156,6 +155,7 @@ class CostTable:
 
     def of_count(self, count: int) -> Recursion:
         """Exactly so many stages."""
+        # No stage is placed in the last state: its level is never read.
         return self._recursion(np.append(self.level_of[:count], 0), False, (count,))
 
     def each_count(self, counts: tuple[int, ...]) -> Recursion:
@@ -165,6 +165,7 @@ class CostTable:
     def any_count(self) -> Recursion:
         """Any number of stages; those behind which all cost the same are one state."""
         last = len(self.level_of) - 1
+        # Two levels may cost the same: with memory to spare every config fits at both.
         while last > 0 and np.array_equal(
             self.total[self.level_of[last - 1]], self.total[self.level_of[-1]]
         ):

@@ -58,6 +58,7 @@ def solve_stages(
         best = evaluate(problem, incumbent)
     evaluations = 0
     for search in SearchTables(problem, num_stages).fewest():
+        # What is best so far cuts the searches after it.
         bottleneck = BottleneckSearch(search, best)
         best = bottleneck.run()
         evaluations += bottleneck.evaluations
@@ -71,6 +72,7 @@ def least_longest_stage(problem: StageProblem) -> float:
     there is no plan.
 
     With costs that are lower bounds it is one, too."""
+    # Every schedule holds at least the microbatch that is running.
     lean = replace(problem, in_flight=_one_in_flight, transfer_seconds=None)
     recursion = next(SearchTables(lean).fewest()).recursion
     low, least_sum = recursion.low_end

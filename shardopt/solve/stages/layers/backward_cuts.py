@@ -1,5 +1,4 @@
-"""Where the backward pass crosses from a layer to the one before it: a minimum cut for every
-boundary.
+"""The layer of every backward operation, by a minimum cut for every boundary between layers.
 
 Operations that read a weight, or make a term of its gradient, stay with that weight. Between them
 stand operations that could go either way (the tail of a normalisation, sums of residual branches),
@@ -80,6 +79,7 @@ def _above(
     flow = max_flow.SimpleMaxFlow()
     node = {op: number for number, op in enumerate(free, start=2)}
     fixed = dict.fromkeys(above, _SOURCE)
+    # More than all values together, so that no minimum cut contains such an arc.
     unlimited = 1 + sum(value.bytes for value in problem.values)
     extra = len(free) + 2
     for value in problem.values:
@@ -87,11 +87,12 @@ def _above(
         if value.producer is not None:
             start = node.get(value.producer, fixed.get(value.producer, _SINK))
             for end in sorted(ends - {_SOURCE, _SINK, start}):
-                flow.add_arc_with_capacity(
-                    end, start, unlimited
-                )  # a reader above takes its producer along
+                # A reader above takes its producer along.
+                flow.add_arc_with_capacity(end, start, unlimited)
         else:
             start = _SOURCE if value.home >= boundary else _SINK
+        # A forward value from below has to be sent up if a backward operation above reads it; where
+        # the forward pass has carried it up already, that costs nothing.
         if start == _SINK and value.producer is None and value.spread < boundary:
             flow.add_arc_with_capacity(extra, _SINK, value.bytes)
             for end in sorted(ends - {_SINK}):

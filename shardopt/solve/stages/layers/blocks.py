@@ -50,6 +50,7 @@ def find_blocks(operations: Sequence[Hashable], work: Sequence[float]) -> tuple[
         low, high = pending.pop()
         run = _longest(tokens, prefix, low, high, least)
         if run is not None:
+            # The first run is the longest: it sets the size of what counts as a block.
             least = least or _LEAST_SHARE * (prefix[run.stop] - prefix[run.start]) / run.repeats
             runs.append(run)
             pending += [(low, run.start), (run.stop, high)]
@@ -77,6 +78,8 @@ def _longest(
                 continue
             run = Run(low + first, period, repeats)
             work = float(prefix[run.stop] - prefix[run.start])
+            # Of runs with equal work the one with the shortest period stays, whatever rounding
+            # says.
             if work > most * (1 + 1e-9) and work >= least * repeats:
                 best, most = run, work
     return best

@@ -111,6 +111,9 @@ def join(flops: np.ndarray) -> np.ndarray:
     units."""
     if len(flops) <= _MAX_UNITS:
         return np.arange(len(flops))
+    # Where a unit ends because of the limit, it and the next one together exceed it: there are
+    # fewer than `_MAX_UNITS` such ends, and half as many because of the length. Length is bounded,
+    # too, as a long stretch without FLOPs would otherwise be one unit that cannot be cut.
     limit, longest = 2 * flops.sum() / _MAX_UNITS, -(-2 * len(flops) // _MAX_UNITS)
     units = np.zeros(len(flops), dtype=np.int64)
     unit, filled, length = 0, 0.0, 0

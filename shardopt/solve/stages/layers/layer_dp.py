@@ -21,12 +21,10 @@ import numpy as np
 from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
 
-DEFAULT_DELTA = (
-    0.5  # Alpa's choice: uneven enough to cut between blocks, even enough to balance stages
-)
-MAX_AUTO_LAYERS = (
-    16  # the stage DP and the profiling of stage candidates grow with the square of the layers
-)
+# Alpa's choice: uneven enough to cut between blocks, even enough to balance stages.
+DEFAULT_DELTA = 0.5
+# The stage DP and the profiling of stage candidates grow with the square of the layers.
+MAX_AUTO_LAYERS = 16
 _INFINITE_BYTES = np.iinfo(np.int64).max
 
 
@@ -119,6 +117,7 @@ def auto_layers(
         cost = _least_bottleneck(
             reads, _starts(flops, count, relaxed_delta(flops, count, delta), least), count
         )
+        # The first number that is feasible, mostly two, is the reference.
         if best == 1:
             cheapest = min(cost, cheapest)
         if cost <= cheapest:
@@ -283,9 +282,8 @@ def _columns(
     for end in range(1, len(reads) + 1):
         low, high = int(starts.earliest[end]), int(starts.latest[end]) + 1
         for first, size in reads[end - 1]:
-            column[max(first, low) : end] += (
-                size  # starts before `low` never come back: `earliest` does not decrease
-            )
+            # Starts before `low` never come back: `earliest` does not decrease.
+            column[max(first, low) : end] += size
         if low < high:
             yield end, low, column[low:high]
 
@@ -294,9 +292,8 @@ def _least_bottleneck(
     reads: Sequence[Sequence[tuple[int, int]]], starts: _Starts, num_layers: int
 ) -> int:
     """`_INFINITE_BYTES` if there is no clustering."""
-    best = np.full(
-        (len(reads) + 1, num_layers + 1), _INFINITE_BYTES, dtype=np.int64
-    )  # [operations before, layers]
+    # [operations before, layers].
+    best = np.full((len(reads) + 1, num_layers + 1), _INFINITE_BYTES, dtype=np.int64)
     best[0, 0] = 0
     for end, low, column in _columns(reads, starts):
         best[end, 1:] = np.maximum(best[low : low + len(column), :-1], column[:, None]).min(axis=0)
@@ -316,9 +313,8 @@ def _least_sum(
     over layers, so the lexicographic recursion is exact."""
     n = len(reads)
     prefix = np.concatenate(([0.0], np.cumsum(flops)))
-    total = np.full(
-        (n + 1, num_layers + 1), np.inf
-    )  # bytes stay below 2**53, so these sums are exact
+    # Bytes stay below 2**53, so these sums are exact.
+    total = np.full((n + 1, num_layers + 1), np.inf)
     square = np.full((n + 1, num_layers + 1), np.inf)
     parent = np.zeros((n + 1, num_layers + 1), dtype=np.int64)
     total[0, 0] = square[0, 0] = 0
@@ -333,6 +329,7 @@ def _least_sum(
         pick = spread.argmin(axis=0)
         square[end, 1:] = spread[pick, np.arange(num_layers)]
         parent[end, 1:] = starts[pick]
+    # Backwards along the parents.
     boundaries = [n]
     for layers in range(num_layers, 0, -1):
         boundaries.append(int(parent[boundaries[-1], layers]))

@@ -193,16 +193,18 @@ class _Assignment:
             index for index, inside in enumerate(self.forward) if inside and index not in sources
         ]
         flops = np.array([self.graph.ops[index].weighted_flops for index in ops], dtype=float)
+        # Boundaries of a plan file count operations, so none are joined.
         units = np.arange(len(ops)) if self.problem.starts else join(flops)
         unit_of = dict(zip(ops, units.tolist(), strict=True))
         line = self._line(unit_of, flops)
-        solution = self._given(flops, ops) if self.problem.starts else self._solve(line)
+        solution = self._from_starts(flops, ops) if self.problem.starts else self._solve(line)
         self.num_layers = len(solution.boundaries) - 1
         for index, unit in unit_of.items():
             self.layer[index] = bisect_right(solution.boundaries, unit) - 1
         for index, shared in enumerate(self.shared):
             if shared:
                 self.layer[index] = SHARED
+        # From the last on, so that the layers of a source's readers are known.
         for index, inputs in reversed(sources.items()):
             readers = {self.layer[c] for c in self._forward_consumers(index)}
             needed, made = (
@@ -263,7 +265,7 @@ class _Assignment:
             delta = relaxed_delta(line.flops, count, delta)
         return line.cut(count, delta, max(0.0, 1 - problem.delta), problem.method)
 
-    def _given(self, flops: np.ndarray, ops: Sequence[int]) -> LayerSolution:
+    def _from_starts(self, flops: np.ndarray, ops: Sequence[int]) -> LayerSolution:
         """The layers that begin at the first forward operations at or behind `starts`."""
         inner = [bisect_left(ops, start) for start in self.problem.starts]
         boundaries = (0, *inner, len(ops))

@@ -44,13 +44,14 @@ class Ownership:
 
 
 def assign_owners(problem: OwnershipProblem) -> Ownership:
-    """Two sweeps: the epilogue forwards from what is owned, then everything left backwards from its
-    consumers."""
+    """Two sweeps: the epilogue forwards, from owned tensors to their readers; then all other
+    operations backwards, from readers to producers."""
     graph = problem.graph
     layer: list[int | None] = [None] * len(graph.ops)
     owner = dict(problem.owned)
     for index in range(problem.num_prologue, len(graph.ops)):
         op = graph.ops[index]
+        # In program order, so that an update passes its layer on to what reads its result.
         owned = [t for t in op.operands if t in owner]
         if owned and not _spreads(graph, op):
             chosen = layer[index] = owner[
@@ -59,6 +60,7 @@ def assign_owners(problem: OwnershipProblem) -> Ownership:
             owner.update((result, chosen) for result in op.results)
     small = _cheap_to_copy(problem)
     consumers = graph.consumers()
+    # Backwards, as these follow their readers.
     for index in range(len(graph.ops) - 1, -1, -1):
         if layer[index] is None:
             readers = {layer[c] for r in graph.ops[index].results for c in consumers[r]}

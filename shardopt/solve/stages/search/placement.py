@@ -1,17 +1,18 @@
-"""On which devices the stages of a pipeline go: neighbours in the pipeline close to each other.
+"""The devices of each stage, such that as few neighbours in the pipeline as possible are on
+different hosts.
 
 Alpa sorts the stages by size and scatters them: 32 stages of one device on 4 hosts of 8 gave 5
-transfers between hosts where 3 are needed. Here the number of transfers between hosts is least,
-host group by host group.
+transfers between hosts where 3 are needed. Here the number of transfers between hosts is minimal in
+every host group.
 
     stages  1x2  1x4  1x1  1x1      hosts  0: 1x2 1x1 1x1  1: 1x4      2 transfers between hosts
 
 1. Whole hosts are taken by the stages that need them; the others share the rest.
-2. A search (A*) lays the small stages out in pipeline order: a stage goes on the host of the stage
-   before it, or on another one, where a transfer crosses hosts. Its bound is the number of
-   crossings with as many hosts as one likes.
+2. An A* search lays the small stages out in pipeline order: a stage goes on the host of the stage
+   before it, or on another one, and then a transfer crosses hosts. The bound is the number of
+   crossings if there were any number of hosts.
 3. Blocks of devices that belong together (a shared host, the hosts of one stage) are numbered by
-their first stage."""
+   their first stage."""
 
 from __future__ import annotations
 
@@ -84,16 +85,20 @@ def _place_in_group(
     width = group.devices_per_host
     small = [k for k, submesh in enumerate(stages) if submesh.devices_per_host < width]
     whole = [k for k, submesh in enumerate(stages) if submesh.devices_per_host == width]
+    # A small stage cannot use what a stage of whole hosts leaves over: that leaves nothing.
     shared = group.hosts - sum(stages[k].hosts for k in whole)
     if shared < 0:
         return None
     sizes = [stages[k].num_devices for k in small]
     numbers = [members[k] for k in small]
+    # A stage of whole hosts between two small ones crosses hosts on either side, wherever these
+    # lie.
     joined = [k > 0 and numbers[k] == numbers[k - 1] + 1 for k in range(len(small))]
     bins = _fewest_crossings(_Packing(sizes, joined, width, shared))
     if bins is None:
         return None
     starts, cursor = [0] * len(stages), 0
+    # Blocks by their first stage, so that what follows in the pipeline has neighbouring numbers.
     for block in sorted(
         [*([small[k] for k in host] for host in bins if host), *([k] for k in whole)]
     ):
@@ -159,9 +164,13 @@ def _fewest_crossings(packing: _Packing) -> list[list[int]] | None:
             continue
         seen.add(key)
         for host, left in _moves(packing, stage, chosen, free):
+            # A dead end: the stages still to come need more blocks of s devices than the hosts have
+            # left.
             if any(sum(f // s for f in left) < blocks for s, blocks in needs[stage + 1].items()):
                 continue
             paid = crossings + (packing.joined[stage] and host != chosen[-1])
+            # Past the limit all new totals are equal and the least, and the heap then prefers
+            # depth: the search dives to any packing.
             total = paid + bounds[stage + 1][left[host]] if steps < _PROVING_STEPS else -1
             heapq.heappush(queue, (total, depth - 1, host, paid, (*chosen, host), left))
     return None
@@ -174,6 +183,7 @@ def _moves(
     kind."""
     size = packing.sizes[stage]
     current = chosen[-1] if chosen else -1
+    # Hosts with equally many free devices are alike: the first of each kind stands for all.
     kinds = {free[host]: host for host in reversed(range(packing.hosts)) if host != current}
     for host in sorted({*kinds.values(), *([current] if chosen else [])}):
         if free[host] >= size:

@@ -1,15 +1,15 @@
-"""Stages that a plan file gives in whole or in part.
+"""Stages that a plan file fixes in whole or in part.
 
-What is open of a stage (its layers, its submesh, its logical shape) is chosen as the stage DP does,
-T = sum of t_i + (B - 1) · max t_i, but the k-th stage only has the choices that the k-th entry of
-the file leaves it:
+What the file leaves open (layers, submesh, logical shape) is chosen for the same objective as in
+the stage DP, T = sum of t_i + (B - 1) · max t_i, but the k-th stage only has the choices that the
+k-th entry of the file leaves:
 
     F(k, i, used) = min over j, config of t(i, j, config) + F(k + 1, j, used + devices of the
     config)
 
-The maximum is bounded from above, at first not at all, then by less than that of the plan before:
-the best of these plans is the best of all, since a plan with a smaller sum has a larger maximum
-than the bound it was found under."""
+This gives the least sum under a bound of the maximum. The bound is infinite at first, and then the
+maximum of the plan before, which the next plan must stay below. The best of these plans is the best
+of all: any plan with a smaller sum than one of them has a maximum of its bound or more."""
 
 from __future__ import annotations
 
@@ -201,6 +201,8 @@ def solve_plan_file(
         plan = evaluate(problem, stages, "optimal")
         if best is None or plan.seconds < best.seconds:
             best = plan
+        # A plan of a larger sum pays off only with a smaller maximum, so look strictly below this
+        # one.
         bound = plan.max_stage_seconds
     if best is None:
         raise UserError(
@@ -267,6 +269,7 @@ def _choices(
         fastest: dict[tuple[int, int], tuple[float, int]] = {}
         for config in np.flatnonzero(table[start, end] < bound).tolist():
             place, seconds = problem.configs[config], float(table[start, end, config])
+            # What follows depends on the devices in use alone, not on how these are arranged.
             key = place.group, place.num_devices
             fastest[key] = min(fastest.get(key, (np.inf, -1)), (seconds, config))
         yield from ((end, config, seconds) for seconds, config in fastest.values())

@@ -1,12 +1,13 @@
-"""The search over schedules: each with its own microbatches in flight goes through the stage DP and
-the simulator.
+"""The search over schedules, which differ in how many microbatches they keep in flight.
 
-    of the schedule that holds least: the best plan of the DP, until its costs are exact, and the K
-    next for each schedule: those of them that fit its microbatches in flight ─▶ simulated the best
-    of each schedule ─▶ the shortest; of those alike, the one that fills its fullest device least
+1. For the schedule that keeps the fewest in flight, the stage DP finds its best plan, with exact
+   costs, and the next K - 1.
+2. For every schedule, those of these plans that fit its microbatches in flight are simulated.
+3. The shortest step wins. Of plans that are equally long (`ALIKE`) it is the one whose fullest
+   device holds least.
 
-Stage costs may be lower bounds until somebody asks (`StageCosts.best`), so stages that no good plan
-uses never get exact ones."""
+Stage costs are lower bounds until a plan needs them (`StageCosts.best`), so stages that no good
+plan uses never get exact ones."""
 
 from __future__ import annotations
 
@@ -132,6 +133,8 @@ def search_plans(
     # by so much.
     speed = most_speed(transfers.cluster)
     lean_first = [*schedules]
+    # Leanest first: its plans serve the schedules after it, and its error says what no schedule
+    # avoids.
     if len(lean_first) > 1:  # all have one stage a mesh
         lean_first.sort(key=lambda name: sum(in_flight(name, _LONG, _LONG)))
     simulated: list[SimulatedPlan] = []
@@ -250,6 +253,7 @@ def _best(
             return costs.best(in_flight_of, solve)
         except UserError:
             problem = costs.problem(in_flight_of)
+            # The leanest plan is searched among stages that have meshes of their own.
             if problem.stages_per_mesh > 1:
                 raise  # the leanest plan is one of stages with meshes of their own
             stages = leanest_plan(problem, num_stages)

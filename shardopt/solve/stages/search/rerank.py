@@ -1,11 +1,11 @@
-"""The step of a plan as the event simulator sees it, under a schedule: the judge over the plans of
-the stage DP.
+"""The step time of a plan under a schedule, by the event simulator, which ranks the plans of the
+stage DP.
 
-The sum plus (B - 1) times the maximum is what a pipeline takes whose stages only go forwards. In a
-schedule that turns round, uneven stages, forwards that differ from backwards by stage and transfers
-that nothing hides make it longer; transfers that go both ways at once make it shorter, and every
-call takes its time. The simulator runs the tasks of the schedule on the devices that `place` gives
-the stages, and lets the transfers of a host wait for its network card."""
+The formula of the DP, sum + (B - 1) · maximum, is exact for a pipeline that only goes forwards.
+With a backward pass a step is longer where stages are uneven, where forward and backward differ by
+stage, and where no computation hides a transfer. It is shorter where transfers go both ways at
+once. Every call has a launch time, too. The simulator runs the tasks of the schedule on the devices
+that `place` gives the stages. Transfers of a host queue for its NIC."""
 
 from __future__ import annotations
 
@@ -61,9 +61,8 @@ def simulate_plan(
     )
     work = _workload(problem, plan, schedule, transfers, [meshes[home] for home in homes])
     sharing = sharing_of(transfers.cluster, meshes)
-    if (
-        sharing is None and lower_bound_seconds(work) >= best
-    ):  # with a host to itself a stage is faster than its cost says
+    # With a host to itself a stage is faster than its cost says.
+    if sharing is None and lower_bound_seconds(work) >= best:
         return None
     linked = _linked(schedule, len(plan.stages), problem.num_microbatches)
     seconds = makespan_seconds(
@@ -98,14 +97,14 @@ def _workload(
     seconds = {}
     for stage, where in enumerate(plan.stages):
         config, whole = problem.configs[where[2]], float(problem.seconds[where])
+        # The shard phase knows the buffers of a call; here nothing is known of them yet.
         call = dispatch_seconds(
             transfers.cluster.groups[config.group], config.num_devices, buffers=0
         )
         forward = min(float(problem.forward_seconds[where]), whole) if backwards else whole
         seconds[StageTask(TaskKind.FORWARD, stage)] = forward + call
-        called = (
-            call if stage < count - 1 else 0.0
-        )  # forward and backward of the last stage are one fragment
+        # Forward and backward of the last stage are one fragment.
+        called = call if stage < count - 1 else 0.0
         seconds |= {
             StageTask(kind, stage): (whole - forward) / len(backwards) + called
             for kind in backwards

@@ -50,10 +50,8 @@ def mean_in_flight(schedule: str) -> InFlight:
     it."""
 
     def mean(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
-        counts, homes = (
-            in_flight(schedule, num_stages, num_microbatches),
-            stage_homes(schedule, num_stages),
-        )
+        counts = in_flight(schedule, num_stages, num_microbatches)
+        homes = stage_homes(schedule, num_stages)
         home = homes[num_stages - stage_from_end]
         mesh_counts = [count for count, other in zip(counts, homes, strict=True) if other == home]
         return -(-sum(mesh_counts) // len(mesh_counts))
@@ -75,6 +73,7 @@ def solve_sharing(problem: StageProblem, request: Request) -> StageSolution:
             f"{request.num_stages} stages cannot be laid on meshes of {each} stages each"
         )
     counts = range(1, devices + 1) if request.num_stages is None else (request.num_stages // each,)
+    # All meshes are alike, so their number divides the devices; each stage needs a layer.
     meshes = [p for p in counts if devices % p == 0 and p * each <= problem.num_layers]
     best: StageSolution | None = None
     errors: list[UserError] = []
@@ -119,6 +118,7 @@ def _solve(problem: StageProblem, num_stages: int, configs: tuple[int, ...]) -> 
         problem.num_layers,
         tuple(problem.configs[index] for index in chosen),
         tuple(each * count for count in problem.num_devices),
+        # B' of the objective above, for which the plain stage DP has the same minima.
         each * (each * problem.num_microbatches - 1) + 1,
         problem.seconds[:, :, chosen],
         problem.forward_seconds[:, :, chosen],

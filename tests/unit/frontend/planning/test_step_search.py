@@ -47,10 +47,10 @@ def test_divisors_are_thinned(extent: int, expected: tuple[int, ...]) -> None:
 )
 def test_the_batch_says_which_numbers_there_are(batch_args: str, counts: tuple[int, ...]) -> None:
     with make_context() as context:
-        found = microbatch_choices(
+        choices = microbatch_choices(
             load_module(STEP, context), replace(OPTIONS, batch_args=batch_args), run_phase
         )
-    assert tuple(choice.options.microbatches for choice in found) == counts
+    assert tuple(choice.options.microbatches for choice in choices) == counts
 
 
 def run_phase(
@@ -70,17 +70,17 @@ def predicted(plan: Plan) -> float:
 
 
 def test_the_shortest_predicted_step_wins() -> None:
-    said: list[Diagnostic] = []
-    found = make_plan(STEP, OPTIONS, cache=False, handler=said.append)
+    diagnostics: list[Diagnostic] = []
+    chosen = make_plan(STEP, OPTIONS, cache=False, handler=diagnostics.append)
     tried = {
         count: make_plan(STEP, replace(OPTIONS, microbatches=count), cache=False)
         for count in (1, 2, 6)
     }
     steps = {count: predicted(plan) for count, plan in tried.items()}
     best = min(steps, key=steps.__getitem__)
-    assert found.summary.num_microbatches == best
-    assert found.module == tried[best].module
-    remark = next(each.message for each in said if each.kind == "microbatches")
+    assert chosen.summary.num_microbatches == best
+    assert chosen.module == tried[best].module
+    remark = next(each.message for each in diagnostics if each.kind == "microbatches")
     assert f"{best} microbatch" in remark.split(";")[0]
     planned = {
         int(count): float(step)
@@ -94,29 +94,29 @@ def test_the_shortest_predicted_step_wins() -> None:
         assert float(least) <= steps[int(count)] * 1.001
         planned[int(count)] = steps[int(count)]
     assert planned.keys() == tried.keys()
-    assert [phase for phase, _ in found.forms] == [phase for phase, _ in tried[best].forms]
+    assert [phase for phase, _ in chosen.forms] == [phase for phase, _ in tried[best].forms]
 
 
 def test_layers_get_more_as_long_as_the_step_gets_shorter() -> None:
     """Numbers as found, then multiples; the best is the one before the last, or the last there may
     be."""
-    said: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     options = replace(OPTIONS, microbatches=2, layers="search", stages=None)
-    found = make_plan(STEP, options, cache=False, handler=said.append)
-    remark = next(each.message for each in said if each.kind == "layers")
+    plan = make_plan(STEP, options, cache=False, handler=diagnostics.append)
+    remark = next(each.message for each in diagnostics if each.kind == "layers")
     best, tried = remark.removeprefix("best with ").split("; steps: ")
     names = [text.split(": ")[0] for text in tried.split("; ")]
     assert names[0] == "layers as found"
     first = make_plan(STEP, replace(options, layers=None), cache=False)
     if best == "layers as found":
-        assert found.module == first.module
+        assert plan.module == first.module
     else:
         assert (
-            found.module
+            plan.module
             == make_plan(STEP, replace(options, layers=int(best.split()[0])), cache=False).module
         )
     assert best in names[-2:]
-    assert [phase for phase, _ in found.forms] == [phase for phase, _ in first.forms]
+    assert [phase for phase, _ in plan.forms] == [phase for phase, _ in first.forms]
 
 
 def test_layers_grow_until_a_step_gets_no_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +142,9 @@ def test_layers_grow_until_a_step_gets_no_shorter(monkeypatch: pytest.MonkeyPatc
 
 
 def test_layers_and_microbatches_are_searched_one_after_the_other() -> None:
-    said: list[Diagnostic] = []
-    make_plan(STEP, replace(OPTIONS, layers="search"), cache=False, handler=said.append)
-    assert [each.kind for each in said if each.kind in ("microbatches", "layers")] == [
+    diagnostics: list[Diagnostic] = []
+    make_plan(STEP, replace(OPTIONS, layers="search"), cache=False, handler=diagnostics.append)
+    assert [each.kind for each in diagnostics if each.kind in ("microbatches", "layers")] == [
         "microbatches",
         "layers",
     ]

@@ -55,26 +55,34 @@ def planned(
 ) -> tuple[Plan, list[Diagnostic], bool]:
     """The plan, what was said but for remarks about the cache, and whether the plan was found
     there."""
-    said: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     phases: list[str] = []
-    plan = make_plan(source, options, cache=cache, on_phase=phases.append, handler=said.append)
-    found = any(diagnostic.kind == "cached-plan" for diagnostic in said)
-    assert found == (not phases)
+    plan = make_plan(
+        source, options, cache=cache, on_phase=phases.append, handler=diagnostics.append
+    )
+    was_cached = any(diagnostic.kind == "cached-plan" for diagnostic in diagnostics)
+    assert was_cached == (not phases)
     return (
         plan,
-        [diagnostic for diagnostic in said if diagnostic.kind not in ("cached-plan", "cache")],
-        found,
+        [
+            diagnostic
+            for diagnostic in diagnostics
+            if diagnostic.kind not in ("cached-plan", "cache")
+        ],
+        was_cached,
     )
 
 
-def test_a_plan_is_found_again_with_all_that_was_said(options: PlanOptions) -> None:
-    cold, said, found = planned(options)
-    warm, said_again, found_again = planned(options)
-    assert (found, found_again) == (False, True)
+def test_a_plan_is_is_cached_now_with_all_that_was_said(options: PlanOptions) -> None:
+    cold, diagnostics, was_cached = planned(options)
+    warm, same_diagnostics, is_cached_now = planned(options)
+    assert (was_cached, is_cached_now) == (False, True)
     assert warm == cold and warm.phases == cold.phases
-    assert said_again == said and any(diagnostic.severity == "remark" for diagnostic in said)
-    plain, said_plainly, found = planned(options, cache=False)
-    assert not found and plain == cold and said_plainly == said
+    assert same_diagnostics == diagnostics and any(
+        diagnostic.severity == "remark" for diagnostic in diagnostics
+    )
+    plain, plain_diagnostics, was_cached = planned(options, cache=False)
+    assert not was_cached and plain == cold and plain_diagnostics == diagnostics
 
 
 def test_another_question_is_planned_anew(options: PlanOptions, tmp_path: Path) -> None:
@@ -116,9 +124,9 @@ def test_a_damaged_entry_is_planned_anew_with_a_remark(
     cold = planned(options)[0]
     [entry] = (tmp_path / "cache" / "plans").rglob("*/*")
     entry.write_bytes(entry.read_bytes()[:-1])
-    said: list[Diagnostic] = []
-    assert make_plan(MODEL, options, handler=said.append) == cold
-    assert [str(d.message).count("is damaged") for d in said if d.kind == "cache"] == [1]
+    diagnostics: list[Diagnostic] = []
+    assert make_plan(MODEL, options, handler=diagnostics.append) == cold
+    assert [str(d.message).count("is damaged") for d in diagnostics if d.kind == "cache"] == [1]
     assert planned(options)[2]
 
 

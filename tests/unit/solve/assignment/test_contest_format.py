@@ -50,12 +50,13 @@ def test_fields_arrive() -> None:
     assert [(edge.u, edge.v) for edge in problem.edges] == [(0, 1), (3, 1)]
     assert problem.edges[0].cost.tolist() == [[inf, 0.0], [0.0, 0.0]]
     assert problem.usages is not None
+    # The empty interval never counts.
     assert [len(segments) for segments in problem.usages] == [
         1,
         1,
         0,
         1,
-    ]  # the empty interval never counts
+    ]
     assert (problem.memory_limit, problem.num_times) == (10, 6)
 
 

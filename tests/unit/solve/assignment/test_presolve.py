@@ -67,10 +67,8 @@ def test_every_remaining_assignment_restores_to_one_of_equal_cost() -> None:
         if reduced.problem is None:
             continue
         for choice in itertools.product(*(range(len(cost)) for cost in reduced.problem.costs)):
-            left, full = (
-                evaluate(reduced.problem, choice),
-                evaluate(problem, reduced.restore(choice)),
-            )
+            left = evaluate(reduced.problem, choice)
+            full = evaluate(problem, reduced.restore(choice))
             assert full.objective == pytest.approx(
                 left.objective + reduced.constant, rel=1e-9, abs=1e-15
             )
@@ -98,9 +96,8 @@ def test_functional_chain_contracts_with_its_memory() -> None:
     usages = tuple((Usage(node, node + 2, rng.integers(0, 9, 4)),) for node in range(10))
     problem = Problem(tuple(rng.random(4) for _ in range(10)), tuple(edges), usages, 8, 11)
     reduced = presolve(problem)
-    assert (
-        reduced.problem is None or reduced.problem.num_nodes <= 2
-    )  # the chain, and the base of its memory
+    # The chain, and the base of its memory.
+    assert reduced.problem is None or reduced.problem.num_nodes <= 2
     assert (reduced.problem is None) == (brute_force_chain(problem) == inf)
 
 
@@ -132,10 +129,11 @@ def test_dominated_and_duplicate_strategies_go_but_thrifty_ones_stay() -> None:
     usages = ((Usage(0, 1, np.array([5, 5, 5, 1])),), (Usage(0, 1, np.array([5, 0])),))
     reduced = presolve(Problem((cost, np.array([0.0, 9.0])), (), usages, 7, 1))
     assert reduced.problem is not None
+    # A third one carries the base.
     assert [len(cost) for cost in reduced.problem.costs][:2] == [
         2,
         2,
-    ]  # a third one carries the base
+    ]
     assert {reduced.restore((s, 0))[0] for s in range(2)} == {0, 3}
 
 
@@ -168,10 +166,8 @@ def test_a_large_layered_graph_is_reduced_quickly() -> None:
 
 def test_store_keeps_one_object_for_equal_tables() -> None:
     store = TableStore()
-    first, second = (
-        store.intern(np.arange(6.0).reshape(2, 3)),
-        store.intern(np.arange(6.0).reshape(2, 3)),
-    )
+    first = store.intern(np.arange(6.0).reshape(2, 3))
+    second = store.intern(np.arange(6.0).reshape(2, 3))
     assert first is second
     assert store.transpose(store.transpose(first)) is first
     assert store.analyse(first).row_part is not None  # 3 r + c

@@ -70,11 +70,9 @@ def test_colours_of_a_chain_tell_how_far_the_ends_are() -> None:
 
 
 def test_direction_and_table_of_an_edge_matter() -> None:
-    cost, one, other = (
-        np.zeros(2),
-        np.array([[0.0, 1.0], [1.0, 0.0]]),
-        np.array([[0.0, 1.0], [1.0, 2.0]]),
-    )
+    cost = np.zeros(2)
+    one = np.array([[0.0, 1.0], [1.0, 0.0]])
+    other = np.array([[0.0, 1.0], [1.0, 2.0]])
     apart = Problem((cost,) * 4, (Edge(0, 1, one), Edge(2, 3, other)))
     assert colours_after(apart, 0) == [0, 0, 0, 0]
     assert colours_after(apart, 1) == [0, 1, 2, 3]
@@ -89,10 +87,8 @@ def test_a_tied_assignment_costs_and_holds_what_it_does_in_the_whole_problem() -
             colours = np.array(colours_after(problem, rounds))
             tied = tie(problem, colours)
             for choice in itertools.product(*(range(len(cost)) for cost in tied.costs)):
-                small, whole = (
-                    evaluate(tied, choice),
-                    evaluate(problem, np.asarray(choice)[colours].tolist()),
-                )
+                small = evaluate(tied, choice)
+                whole = evaluate(problem, np.asarray(choice)[colours].tolist())
                 assert small.objective == pytest.approx(whole.objective)
                 assert (small.peak_usage, small.feasible) == (whole.peak_usage, whole.feasible)
 
@@ -218,10 +214,8 @@ def test_the_order_of_nodes_and_edges_does_not_matter(rounds: int) -> None:
         costs = [problem.costs[v] for v in np.argsort(order)]
         edges = [Edge(int(order[e.u]), int(order[e.v]), e.cost) for e in problem.edges]
         permuted = Problem(tuple(costs), tuple(edges[k] for k in rng.permutation(len(edges))))
-        before, after = (
-            np.array(colours_after(problem, rounds)),
-            np.array(colours_after(permuted, rounds))[order],
-        )
+        before = np.array(colours_after(problem, rounds))
+        after = np.array(colours_after(permuted, rounds))[order]
         assert len(set(before)) == len(set(after)) == len(set(zip(before, after, strict=True)))
 
 

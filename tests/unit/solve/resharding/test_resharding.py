@@ -69,16 +69,12 @@ MEASURED = replace(
     ),
 )
 LEFT2, RIGHT2 = Mesh("left", (("x", 2),), (0, 1)), Mesh("right", (("x", 2),), (2, 3))
-LEFT4, RIGHT4 = (
-    Mesh("left", (("x", 1), ("y", 4)), (0, 1, 2, 3)),
-    Mesh("right", (("x", 1), ("y", 4)), (4, 5, 6, 7)),
-)
+LEFT4 = Mesh("left", (("x", 1), ("y", 4)), (0, 1, 2, 3))
+RIGHT4 = Mesh("right", (("x", 1), ("y", 4)), (4, 5, 6, 7))
 RIGHT8_AT_4 = Mesh("right", (("x", 2), ("y", 4)), tuple(range(4, 12)))
-REPLICATED, ROWS, COLUMNS = (
-    Sharding(((), (), ())),
-    Sharding((("x",), (), ())),
-    Sharding(((), ("x",), ())),
-)
+REPLICATED = Sharding(((), (), ()))
+ROWS = Sharding((("x",), (), ()))
+COLUMNS = Sharding(((), ("x",), ()))
 
 
 class TestTraffic:
@@ -327,10 +323,8 @@ def test_order_lets_hosts_send_at_once(rows: list[tuple[int, int, int]]) -> None
 
 
 def test_all_to_all_between_hosts_keeps_every_card_busy() -> None:
-    source, target = (
-        (Mesh("a", (("x", 4),), (0, 2, 4, 6)), Sharding((("x",), ()))),
-        Mesh("b", (("x", 4),), (8, 10, 12, 14)),
-    )
+    source = (Mesh("a", (("x", 4),), (0, 2, 4, 6)), Sharding((("x",), ())))
+    target = Mesh("b", (("x", 4),), (8, 10, 12, 14))
     plan = plan_resharding((8, 8), 4, source, (target, Sharding(((), ("x",)))), HOSTS_OF_TWO)
     assert plans_seconds(HOSTS_OF_TWO, [plan]) == pytest.approx(1e-5 + 64 / 1e8)
     first = {(send.src_device, send.dst_device) for send in plan.sends[:4]}

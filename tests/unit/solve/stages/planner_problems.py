@@ -98,10 +98,8 @@ def random_costs(
     shape = (layers + 1, layers + 1, len(configs))
     seconds = rng.uniform(0.1, 5, shape)
     seconds[rng.random(shape) < 0.1] = np.inf
-    fixed, activations = (
-        rng.integers(0, 4, shape).astype(float),
-        rng.integers(0, 3, shape).astype(float),
-    )
+    fixed = rng.integers(0, 4, shape).astype(float)
+    activations = rng.integers(0, 3, shape).astype(float)
     in_flight = one_f_one_b_in_flight if rng.random() < 0.5 else gpipe_in_flight
     return StageProblem(
         layers,

@@ -60,8 +60,10 @@ def plans(arrays: CostArrays, candidate: Candidate, limit: int, n: int) -> Itera
     problem = arrays.sharders[config].problem(part, tables).with_residency(part.residency(n))
     relaxed = problem.solve(gap_tolerance=0.01)
     yield problem.decode(relaxed)
-    found = fit(problem, limit, gap_tolerance=0.01, relaxed=relaxed, time_limit_seconds=2.0)
-    yield from (plan for plan in (found.plan, found.least and found.least.plan) if plan is not None)
+    fitted = fit(problem, limit, gap_tolerance=0.01, relaxed=relaxed, time_limit_seconds=2.0)
+    yield from (
+        plan for plan in (fitted.plan, fitted.least and fitted.least.plan) if plan is not None
+    )
 
 
 def check_bounds(problem: CandidateProblem, candidate: Candidate, in_flight: int) -> None:

@@ -37,11 +37,9 @@ def brute_force(
 ) -> tuple | None:
     """Least (max C, sum C, sum of squared FLOPs) over all clusterings; None if none keeps the FLOP
     bounds."""
-    n, bound, floor = (
-        len(flops),
-        (1 + delta) * sum(flops) / num_layers + 1e-6,
-        least * sum(flops) / num_layers - 1e-6,
-    )
+    n = len(flops)
+    bound = (1 + delta) * sum(flops) / num_layers + 1e-6
+    floor = least * sum(flops) / num_layers - 1e-6
     keys = []
     for inner in itertools.combinations(range(1, n), num_layers - 1):
         layers = list(itertools.pairwise((0, *inner, n)))
@@ -221,9 +219,8 @@ def test_equal_shares_are_as_near_as_cuts_can_be(weights: list[int], data: st.Da
 def test_three_thousand_operations() -> None:
     rng = np.random.default_rng(0)
     n = 3000
-    flops = rng.integers(0, 100, n) * (
-        rng.random(n) < 0.2
-    )  # most operations are cheap, as in real modules
+    # Most operations are cheap, as in real modules.
+    flops = rng.integers(0, 100, n) * (rng.random(n) < 0.2)
     values = [
         Value(i, int(rng.integers(1, 1000)), (i + 1, min(n - 1, i + 20))) for i in range(n - 1)
     ]

@@ -129,10 +129,8 @@ def test_constants_are_always_copied() -> None:
 def test_prologue_follows_its_readers_in_the_loop() -> None:
     main = MainBuilder()
     batch = main.tensor()
-    cast, labels = (
-        main.op("cast", batch, name="reshape"),
-        main.op("labels", main.tensor(), name="reshape"),
-    )
+    cast = main.op("cast", batch, name="reshape")
+    labels = main.op("labels", main.tensor(), name="reshape")
     main.demand |= {cast: (0,), labels: (1,)}
     layers, ownership = main.solve()
     assert (layers["cast"], layers["labels"]) == (0, 1)

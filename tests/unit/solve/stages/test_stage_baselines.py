@@ -309,9 +309,8 @@ def test_plans_are_drawn_with_equal_probability() -> None:
     assert plans.counts[-1, 0, 4] == len(known) >= 10
     seen = Counter(plans.draw(random) for _ in range(200 * len(known)))
     assert set(seen) == known
-    assert (
-        min(seen.values()) > 140 and max(seen.values()) < 260
-    )  # four standard deviations of 200 draws each
+    # Four standard deviations of 200 draws each.
+    assert min(seen.values()) > 140 and max(seen.values()) < 260
     two = RandomPlans(problem, 2)
     assert two.counts[-1, 0, 4] == sum(len(stages) == 2 for stages in known)
     assert all(len(two.draw(random)) == 2 for _ in range(20))

@@ -27,8 +27,10 @@ from tests.unit.solve.sharding.op_graphs import CLUSTER, LINE, mlp
 ARGUMENTS = {0: 0, 1: 3}  # the other inputs are no arguments of the model
 
 
-def through_a_file(given: PlannedShardings) -> PlannedShardings:
-    written = json.loads(json.dumps({"version": VERSION, "stages": [{"shardings": asdict(given)}]}))
+def through_a_file(planned: PlannedShardings) -> PlannedShardings:
+    written = json.loads(
+        json.dumps({"version": VERSION, "stages": [{"shardings": asdict(planned)}]})
+    )
     plan, errors = read_plan_file(written)
     assert not errors
     shardings = plan.stages[0].shardings
@@ -91,20 +93,20 @@ def test_every_strategy_has_a_text_of_its_own() -> None:
 
 def test_what_does_not_exist_is_refused() -> None:
     problem = build_problem(mlp(512, 16, 2), LINE, CLUSTER)
-    given = recorded(problem, problem.decode(problem.solve()))
+    planned = recorded(problem, problem.decode(problem.solve()))
     cases = [
-        (replace(given, ops=given.ops[1:]), "field 'p.ops': expected "),
+        (replace(planned, ops=planned.ops[1:]), "field 'p.ops': expected "),
         (
-            replace(given, ops=("dot", *given.ops[1:])),
+            replace(planned, ops=("dot", *planned.ops[1:])),
             r"field 'p.ops\[0\]': expected a way to split operation 0: ",
         ),
-        (replace(given, inputs={}), "missing field 'p.inputs.arg0'"),
+        (replace(planned, inputs={}), "missing field 'p.inputs.arg0'"),
         (
-            replace(given, inputs={**given.inputs, "arg0": "[{q}, {}]"}),
+            replace(planned, inputs={**planned.inputs, "arg0": "[{q}, {}]"}),
             "field 'p.inputs.arg0': expected a sharding of",
         ),
         (
-            replace(given, inputs={**given.inputs, "arg0": "q"}),
+            replace(planned, inputs={**planned.inputs, "arg0": "q"}),
             "field 'p.inputs.arg0': expected a sharding such as",
         ),
     ]

@@ -75,9 +75,8 @@ def test_outputs_and_what_the_caller_closes_are_never_partial() -> None:
         on_squares("negate", (4,), 5),
     ]
     joined, last = find_linear(graph(ops, (5,)))[2:]
-    assert joined == Linear(
-        ((0, 1),), unreduced=True, sums=True
-    )  # summed up here, or behind the negation
+    # Summed up here, or behind the negation.
+    assert joined == Linear(((0, 1),), unreduced=True, sums=True)
     assert last == Linear(((0,),), sums=True)
     assert set(find_linear(graph(ops, (2, 5)))) == {REDUCED}
     assert set(find_linear(graph(ops, (5,)), reduced=[3])) == {REDUCED}

@@ -252,19 +252,15 @@ def test_resharding_that_costs_nothing_has_no_table() -> None:
 def test_meshes_share_layouts_only_where_they_divide_alike(extents: tuple[int, int, int]) -> None:
     """Whichever mesh asks first."""
     rows, inner, columns = extents
-    op, tensors = (
-        matmul(rows, inner, columns, (0, 1), 2),
-        (f32(rows, inner), f32(inner, columns), f32(rows, columns)),
-    )
+    op = matmul(rows, inner, columns, (0, 1), 2)
+    tensors = (f32(rows, inner), f32(inner, columns), f32(rows, columns))
     shapes = [(2, 4), (4, 2), (2, 2), (2, 3), (8, 1), (1, 8), (3, 2)]
     meshes = [Mesh("m", (("x", x), ("y", y)), tuple(range(x * y))) for x, y in shapes]
     for order in (meshes, meshes[::-1]):
         layouts = Layouts()
         for mesh in order:
-            alone, shared = (
-                StrategyTables(mesh, CLUSTER).of(op, tensors),
-                StrategyTables(mesh, CLUSTER, layouts).of(op, tensors),
-            )
+            alone = StrategyTables(mesh, CLUSTER).of(op, tensors)
+            shared = StrategyTables(mesh, CLUSTER, layouts).of(op, tensors)
             assert shared.strategies == alone.strategies
             for mine, other in zip(
                 (*alone.operands, *alone.results), (*shared.operands, *shared.results), strict=True
