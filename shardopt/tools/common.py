@@ -58,6 +58,10 @@ class ToolParser(argparse.ArgumentParser):
         """Every option as written, such as `-o` and `--emit-bytecode`."""
         return tuple(self._option_string_actions)
 
+    def option(self, name: str) -> argparse.Action | None:
+        """What stands behind `--name`, or behind `-n`."""
+        return self._option_string_actions.get(name)
+
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 

@@ -163,8 +163,8 @@ def _plan_or_file(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 
 def _plan(args: argparse.Namespace, options: PlanOptions) -> None:
     from shardopt.frontend.planning.make_plan import make_plan
-    from shardopt.frontend.plans.plan import check_target
     from shardopt.pipeline.phases import PHASE_NAMES
+    from shardopt.planfile.plan_folder import check_target
     from shardopt.support.documents import json_text
     from shardopt.support.progress import watching
     from shardopt.tools.plan.progress import PlanProgress

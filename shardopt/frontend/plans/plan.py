@@ -5,19 +5,25 @@ PLAN/module.mlirbc         the exported module: the one thing the runtime execut
 PLAN/original.mlirbc       the model as it was read, for `shardopt run --check`
 PLAN/ir/1-import.mlir …    the IR after every phase
 PLAN/stages/<name>.mlirbc  every stage function as an XLA module of its own
+PLAN/files.sha256          what of this the plan wrote, with checksums
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardopt.options.plan_options import PlanOptions
+from shardopt.planfile.plan_folder import (
+    PLAN_FILE,
+    plan_parts,
+    read_plan_part,
+    safe_file_name,
+    write_plan_folder,
+)
 from shardopt.runtime.options import RunOptions, with_keywords
 from shardopt.support.errors import UserError
 
@@ -135,44 +141,39 @@ class Plan:
         return plan_document(self)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the plan directory in one step: the target is either the old plan or the whole new
-        one.
+        """Write the plan directory; of an earlier plan there, every file is replaced, and files
+        that no plan wrote stay (`shardopt.planfile.plan_folder`).
 
-        Raises UserError when `path` is something else than a plan directory or an empty one.
-        """
+        Raises UserError when `path` is something else than a plan directory or an empty one."""
         target = _folder(path)
-        check_target(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
-            self._write(staging)
-            staging.chmod(0o755)
-            if target.exists():
-                shutil.rmtree(target)
-            staging.rename(target)
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
+        write_plan_folder(target, self._files())
         return target
 
-    def _write(self, folder: Path) -> None:
+    def _files(self) -> dict[str, bytes]:
+        """The contents of the plan directory, by relative name."""
         from shardopt.forms.exported_form import read_exported
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
         from shardopt.report.timeline_svg import timeline_svg
         from shardopt.support.documents import json_text
 
-        (folder / "ir").mkdir()
-        (folder / "stages").mkdir()
-        (folder / "module.mlirbc").write_bytes(self.module)
-        (folder / "original.mlirbc").write_bytes(self.original)
-        (folder / "plan.json").write_text(json_text(self.to_json()) + "\n")
-        (folder / "timeline.svg").write_text(timeline_svg(self.simulate()))
-        for number, (phase, text) in enumerate(self.phases, 1):
-            (folder / "ir" / f"{number}-{phase}.mlir").write_text(text)
         with make_context() as context:
-            for function in read_exported(load_module(self.module, context)).functions:
-                (folder / "stages" / f"{function.name}.mlirbc").write_bytes(function.bytecode)
+            functions = read_exported(load_module(self.module, context)).functions
+            stages = {
+                f"stages/{safe_file_name(one.name, 'a stage function')}.mlirbc": one.bytecode
+                for one in functions
+            }
+        return {
+            "module.mlirbc": self.module,
+            "original.mlirbc": self.original,
+            PLAN_FILE: (json_text(self.to_json()) + "\n").encode(),
+            "timeline.svg": timeline_svg(self.simulate()).encode(),
+            **{
+                f"ir/{number}-{phase}.mlir": text.encode()
+                for number, (phase, text) in enumerate(self.phases, 1)
+            },
+            **stages,
+        }
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
@@ -183,17 +184,19 @@ class Plan:
         from shardopt.report.plan_summary import summarize
 
         folder = _folder(path)
-        described = load_plan_file(str(folder / "plan.json"))
-        parts = {name: _read(folder / name) for name in ("module.mlirbc", "original.mlirbc")}
-        dumps = sorted((folder / "ir").glob("*.mlir"))
+        described = load_plan_file(str(folder / PLAN_FILE))
+        module, original = (
+            read_plan_part(folder, name) for name in ("module.mlirbc", "original.mlirbc")
+        )
+        dumps = plan_parts(folder, "ir/*.mlir")
         with make_context() as context:
-            summary = summarize(
-                load_module(parts["module.mlirbc"], context, name=str(folder / "module.mlirbc"))
-            )
+            summary = summarize(load_module(module, context, name=str(folder / "module.mlirbc")))
         return Plan(
-            parts["module.mlirbc"],
-            parts["original.mlirbc"],
-            tuple((dump.stem.partition("-")[2], dump.read_bytes()) for dump in dumps),
+            module,
+            original,
+            tuple(
+                (Path(name).stem.partition("-")[2], read_plan_part(folder, name)) for name in dumps
+            ),
             summary,
             PlanOptions(**{"cluster": summary.cluster, **described.options}),
         )
@@ -224,30 +227,8 @@ def simulate_module(source: bytes | Path) -> SimulationResult:
         return simulate_pipeline(text, pipeline, program.num_microbatches)
 
 
-def check_target(target: Path) -> None:
-    """Raises UserError when `target` exists and is neither a plan directory nor an empty
-    directory."""
-    if (
-        target.exists()
-        and not (target / "plan.json").is_file()
-        and (not target.is_dir() or any(target.iterdir()))
-    ):
-        raise UserError(
-            f"'{target}' exists and is not a plan directory: remove it or choose another output"
-        )
-
-
 def _folder(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or "\n" in text:
         raise UserError(f"expected the path of a plan directory, found {type(path).__name__}")
     return Path(text)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"cannot read '{path}': {error.strerror} (expected a directory of `shardopt plan`)"
-        ) from error

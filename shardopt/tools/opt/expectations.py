@@ -4,8 +4,8 @@
     // expected-remark-re @below {{text with {{[0-9]+}} and other patterns in double braces}}
 
 The place is the line of the comment, `@+N`, `@-N`, `@above` or `@below` (the next line that holds
-no expectation), or `@unknown` for diagnostics without a line. Each expectation must be met by a
-diagnostic of its own."""
+no expectation), or `@unknown` for diagnostics without a line. Every expectation must be met; one
+stands for all equal diagnostics of its line, as in mlir-opt, unless there are several for them."""
 
 from __future__ import annotations
 
@@ -90,10 +90,11 @@ def unmet(
     left = list(expectations)
     errors = []
     for diagnostic, is_optional in _with_notes(diagnostics, optional):
-        met = next((expectation for expectation in left if expectation.met_by(diagnostic)), None)
-        if met is not None:
-            left.remove(met)
-        elif not is_optional:
+        met = [expectation for expectation in expectations if expectation.met_by(diagnostic)]
+        # Those not met yet come first: several of them may stand for several diagnostics.
+        if (first := next((one for one in met if one in left), None)) is not None:
+            left.remove(first)
+        elif not met and not is_optional:
             message = f"unexpected {diagnostic.severity}: {diagnostic.message}"
             errors.append(replace(diagnostic, severity="error", message=message, notes=()))
     for expectation in left:

@@ -11,6 +11,9 @@ from shardopt.tools.common import ShowVersion, ToolParser
 NAME = "shardopt-opt"
 SPLIT_MARKER = "// -----"
 
+# How flags are switched on and off, as LLVM's tools read it.
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
 
 @dataclass(frozen=True)
 class PassFlag:
@@ -62,16 +65,60 @@ def build_parser() -> ToolParser:
     return parser
 
 
+def in_one_spelling(parser: ToolParser, argv: Sequence[str]) -> list[str]:
+    """`argv` as argparse reads it, from all that LLVM's tools take: long names behind one dash,
+    flags with `=true` and `=false`, and values that are optional behind `=` alone, so that a file
+    that follows is never taken for one."""
+    spelled: list[str] = []
+    rest = iter(argv)
+    for argument in rest:
+        if argument == "--":
+            return [*spelled, argument, *rest]
+        name, equals, value = _two_dashes(parser, argument).partition("=")
+        option = parser.option(name)
+        if option is None:
+            spelled.append(name + equals + value)
+        elif option.nargs == 0 and equals:
+            spelled = _switched(parser, spelled, name, value)
+        elif option.nargs == 0 or equals:
+            spelled.append(name + equals + value)
+        elif option.nargs == "?":
+            spelled.append(f"{name}={option.const}")
+        else:
+            following = next(rest, None)  # where there is none, argparse says so
+            spelled.append(name if following is None else f"{name}={following}")
+    return spelled
+
+
+def _two_dashes(parser: ToolParser, argument: str) -> str:
+    """Names of one letter keep their one dash."""
+    name = argument.partition("=")[0]
+    is_long = len(name) > 2 and name[0] == "-" != name[1] and parser.option(name) is None
+    return f"-{argument}" if is_long else argument
+
+
+def _switched(parser: ToolParser, spelled: list[str], name: str, value: str) -> list[str]:
+    """With a flag set, or with all that set it before taken back: the last word counts."""
+    if value.lower() not in _TRUTH:
+        parser.error(f"argument {name}: expected true, false, 1 or 0, found '{value}'")
+    if _TRUTH[value.lower()]:
+        return [*spelled, name]
+    return [argument for argument in spelled if argument != name]
+
+
 def split_pass_flags(
     parser: ToolParser, argv: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[PassFlag, ...]]:
-    """Take the `--name[=options]` out of `argv` that are not options of the parser, in their
-    order."""
+    """Take the `--name[=options]` out of `argv`, spelled by `in_one_spelling`, that are not options
+    of the parser, in their order."""
     known: list[str] = []
     flags: list[PassFlag] = []
-    for argument in argv:
+    rest = iter(argv)
+    for argument in rest:
         name, _, text = argument.partition("=")
-        if not name.startswith("--") or name == "--" or name in parser.option_strings:
+        if argument == "--":
+            known += [argument, *rest]
+        elif not name.startswith("--") or parser.option(name) is not None:
             known.append(argument)
         else:
             flags.append(PassFlag(name[2:], text))
@@ -132,7 +179,13 @@ def _add_pipeline(parser: ToolParser) -> None:
 def _add_checking(parser: ToolParser) -> None:
     check = parser.add_argument_group("checking")
     check.add_argument(
-        "--verify-each", choices=("true", "false"), default="true", help="verify after each pass"
+        "--verify-each",
+        nargs="?",
+        const="true",
+        choices=tuple(_TRUTH),
+        type=str.lower,
+        default="true",
+        help="verify after each pass",
     )
     check.add_argument(
         "--verify-diagnostics",

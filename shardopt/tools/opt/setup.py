@@ -55,7 +55,7 @@ def chosen_task(options: argparse.Namespace, flags: Sequence[PassFlag], data: by
             "--phase-options goes with --from and --to; give options to a phase as "
             "--shardopt-stage=OPTIONS"
         )
-    verify_each = options.verify_each == "true"
+    verify_each = options.verify_each in ("true", "1")
     if options.run_reproducer:
         recipe = read_recipe(decoded(data) or "", options.input)
         return Task(parse_pipeline(recipe.pipeline), verify_each and recipe.verify_each)

@@ -16,7 +16,13 @@ from collections.abc import Sequence
 
 from shardopt.ir.formats import format_of, read_source
 from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, run_tool
-from shardopt.tools.opt.options import NAME, PassFlag, build_parser, split_pass_flags
+from shardopt.tools.opt.options import (
+    NAME,
+    PassFlag,
+    build_parser,
+    in_one_spelling,
+    split_pass_flags,
+)
 from shardopt.tools.supervisor import Crash, Trace, supervised
 
 # MLIR loads inside of functions, so that --help is immediate and the supervising process stays
@@ -27,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit code. Called without arguments it runs the work in a child
     process."""
     parser = build_parser()
-    known, flags = split_pass_flags(parser, sys.argv[1:] if argv is None else argv)
+    arguments = in_one_spelling(parser, sys.argv[1:] if argv is None else argv)
+    known, flags = split_pass_flags(parser, arguments)
     options = parser.parse_args(known)
     if options.list_passes:
         return run_tool(NAME, list_passes)

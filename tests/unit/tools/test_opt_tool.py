@@ -19,7 +19,12 @@ from shardopt.passes.registry import PASSES, pass_class
 from shardopt.pipeline.phases import PHASES, When
 from shardopt.tools import opt
 from shardopt.tools.catalogue import pass_info
-from shardopt.tools.opt.options import PassFlag, build_parser, split_pass_flags
+from shardopt.tools.opt.options import (
+    PassFlag,
+    build_parser,
+    in_one_spelling,
+    split_pass_flags,
+)
 from shardopt.tools.supervisor import Crash, Trace, supervised
 
 TEXT = """\
@@ -208,6 +213,49 @@ def test_flags_keep_their_order_and_their_options() -> None:
         PassFlag("shardopt-choose-stages", "num-stages=2 schedule=1f1b"),
         PassFlag("cse", ""),
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    {
+        "in.mlir -cse": ["in.mlir", "--cse"],
+        "-canonicalize=max-iterations=1": ["--canonicalize=max-iterations=1"],
+        "-split-input-file in.mlir": ["--split-input-file=// -----", "in.mlir"],
+        "--split-input-file=#### in.mlir": ["--split-input-file=####", "in.mlir"],
+        "--remarks in.mlir": ["--remarks=all", "in.mlir"],
+        "-verify-diagnostics - -o out": ["--verify-diagnostics=all", "-", "-o=out"],
+        "--pass-pipeline any(cse) -": ["--pass-pipeline=any(cse)", "-"],
+        "-verify-each=0 --verify-each": ["--verify-each=0", "--verify-each=true"],
+        "--emit-bytecode=true": ["--emit-bytecode"],
+        "--emit-bytecode -emit-bytecode=0": [],
+        "-mlir-timing=FALSE --mlir-timing=1": ["--mlir-timing"],
+        "-o": ["-o"],
+        "-h": ["-h"],
+        "--cse -- -strange.mlir": ["--cse", "--", "-strange.mlir"],
+    }.items(),
+)
+def test_arguments_are_read_as_by_llvm(written: str, read: list[str]) -> None:
+    assert in_one_spelling(build_parser(), written.split()) == read
+
+
+def test_a_flag_is_true_or_false(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        opt.main(["--mlir-timing=maybe"])
+    assert ended.value.code == 1
+    expected = "argument --mlir-timing: expected true, false, 1 or 0, found 'maybe'"
+    assert expected in capsys.readouterr().err
+
+
+def test_run_lines_of_mlir_opt_work_as_they_stand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file behind a flag with an optional value is read: an empty module would pass any test."""
+    path = tmp_path / "in.mlir"
+    path.write_text(f"{TEXT}// -----\n{TEXT}")
+    for line in ("-split-input-file {} -cse", "-cse --verify-each=false --split-input-file {}"):
+        assert opt.main(line.format(path).split()) == 0
+        output = capsys.readouterr().out
+        assert output.count("func.func @main") == 2 and output.count("stablehlo.add") == 2
 
 
 def test_remarks_are_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:

@@ -188,7 +188,7 @@ def test_plan_run_and_check(shardopt: Shardopt, model: Path, tmp_path: Path) -> 
     assert planned.returncode == 0, planned.stderr
     assert "pair:1x2" in planned.stdout
     assert {path.name for path in plan.iterdir()} == {
-        "ir", "module.mlirbc", "original.mlirbc", "plan.json", "stages", "timeline.svg",
+        "files.sha256", "ir", "module.mlirbc", "original.mlirbc", "plan.json", "stages", "timeline.svg",
     }  # fmt: skip
     np.savez(tmp_path / "inputs.npz", in1=np.ones((8, 4), np.float32))
     checked = shardopt("run", plan, "--check", "--steps", "2", "--inputs", tmp_path / "inputs.npz")
@@ -204,6 +204,8 @@ def test_a_difference_fails_the_check(shardopt: Shardopt, model: Path, tmp_path:
     model.write_text(MODEL.replace("dense<1.0e-02>", "dense<2.0e-02>"))
     assert shardopt("plan", model, "--cluster", "cpu-test:1x2", "-o", other).returncode == 0
     (plan / "original.mlirbc").write_bytes((other / "original.mlirbc").read_bytes())
+    assert_refused(shardopt("run", plan, "--check"), "original.mlirbc", "checksum differs")
+    (plan / "files.sha256").unlink()
     checked = shardopt("run", plan, "--check")
     assert_refused(checked, "1 of 2 outputs differ", "result0")
     assert "DIFFERS" in checked.stdout
