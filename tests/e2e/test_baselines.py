@@ -213,6 +213,32 @@ def test_sequence_scatters_and_gathers_where_megatron_reduces() -> None:
     assert ACTIVATION not in baseline.moved("all_reduce")
 
 
+@pytest.mark.parametrize("method", ["megatron", "sequence"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_beside_tensor_parallelism_gathers_every_weight_once(method: str, stage: int) -> None:
+    """Over the axis of the batch; over the other one the method moves what it moves without ZeRO."""
+    alone, baseline = (
+        planned("transformer", method),
+        planned("transformer", f"{method}-zero{stage}"),
+    )
+    flow, shardings = baseline.flow(), baseline.plan.shardings
+    assert Counter(baseline.moved("all_gather", ("x",))) == baseline.weight_shapes()
+    assert all("x" in shardings[k].axes for k in flow.slots)
+    assert all(("x" in shardings[k].axes) == (stage == 3) for k in flow.weights)
+    assert all(
+        set(alone.plan.shardings[k].axes) <= set(shardings[k].axes)
+        for k in flow.weights | flow.slots
+    )
+    exchanged = [*baseline.moved("all_reduce"), *baseline.moved("reduce_scatter")]
+    gradients = Counter(shape for shape in exchanged if shape != ACTIVATION)
+    assert gradients == baseline.weight_shapes()
+    scattered = [shape for shape in baseline.moved("reduce_scatter") if shape != ACTIVATION]
+    assert len(scattered) == (0 if stage == 1 else WEIGHTS)
+    for kind in ("all_reduce", "reduce_scatter", "all_gather"):
+        moved = Counter(baseline.moved(kind, ("y",)))[ACTIVATION]
+        assert moved == Counter(alone.moved(kind, ("y",)))[ACTIVATION], kind
+
+
 def test_summa_splits_weights_and_activations_on_both_axes() -> None:
     baseline = planned("transformer", "summa-2d")
     tensors = baseline.graph.graph.tensors
@@ -272,7 +298,9 @@ def test_zero_splits_the_state_of_experts_over_the_axis_that_repeats_them(preset
     scattered = Counter(baseline.moved("reduce_scatter"))
     of_experts = Counter(tuple(sorted(tensors[k].shape)) for k in experts)
     assert (scattered >= of_experts) == (preset != "expert-zero1")
-    assert Counter(baseline.moved("all_gather", ("x",))) >= of_experts
+    # Once each: shards are updated where they lie.
+    gathered = Counter(baseline.moved("all_gather", ("x",)))
+    assert {shape: gathered[shape] for shape in of_experts} == of_experts
 
 
 def test_shardy_splits_the_batch_as_data_does() -> None:
@@ -341,6 +369,12 @@ def test_the_solver_starts_from_a_baseline_when_it_may_not_search() -> None:
             "preset 'data' splits the batch: expected an extent that x=3 divides, found 8",
         ),
         ("scanned", "zero1", "4", "preset 'zero1' splits optimizer state: .* found none"),
+        (
+            "scanned",
+            "megatron-zero1",
+            "2x2",
+            "preset 'megatron-zero1' splits optimizer state: .* found none",
+        ),
     ],
 )
 def test_a_preset_that_does_not_apply_says_why(
@@ -374,6 +408,7 @@ def test_megatron_gives_the_numbers_of_one_device() -> None:
         "shardy",
         "expert",
         "expert-zero3",
+        "sequence-zero3",
     ],
 )
 def test_all_baselines_give_the_numbers_of_one_device(preset: str) -> None:

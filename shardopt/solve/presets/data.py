@@ -210,10 +210,12 @@ def _unreduced_gradients(plan: DataParallel) -> dict[int, Sequence[int]]:
     return {op: numbers for op, numbers in by_gradient.items() if numbers}
 
 
-def with_gradients(tables: IntraOpTables, input_kinds: InputKinds, preset: str) -> DataParallel:
-    """Over all axes. Raises UserError as `data_parallel` does, and when the graph has no
+def with_gradients(
+    tables: IntraOpTables, input_kinds: InputKinds, preset: str, axes: Axes | None = None
+) -> DataParallel:
+    """Over all axes by default. Raises UserError as `data_parallel` does, and when the graph has no
     gradients."""
-    plan = data_parallel(tables, input_kinds, preset)
+    plan = data_parallel(tables, input_kinds, preset, axes)
     if not plan.flow.gradients:
         raise UserError(
             f"preset '{preset}' splits gradients: expected sums over the batch that update the "

@@ -16,20 +16,13 @@ along which they are repeated, all other state over all axes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 from shardopt.graph.op_graph import Op
-from shardopt.mesh.mesh import Sharding
-from shardopt.solve.presets.base import (
-    InputKinds,
-    Restriction,
-    Split,
-    replicated,
-    scattered_or_unreduced,
-    split_further,
-)
-from shardopt.solve.presets.data import DataParallel, data_parallel, with_gradients
+from shardopt.solve.presets.base import InputKinds, Restriction, Split, replicated
+from shardopt.solve.presets.data import DataParallel, data_parallel
 from shardopt.solve.presets.flow import leading_factor
+from shardopt.solve.presets.split_state import batch_for_zero, with_split_state
 from shardopt.solve.presets.walk import AxisWalk
 from shardopt.solve.presets.weights import dim_of
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
@@ -120,39 +113,13 @@ def expert(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     )
 
 
-def expert_zero1(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+def expert_zero(stage: int, tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    """`stage` is that of ZeRO, 1 to 3."""
     if not live_axes(tables.mesh):
         return Restriction()
-    plan = data_parallel(tables, input_kinds, "expert-zero1")
-    if not plan.flow.slots:
-        raise UserError(
-            "preset 'expert-zero1' splits optimizer state: expected state that only the update "
-            "reads, found none"
-        )
-    walk = _walk(plan, "expert-zero1")
-    return Restriction(
-        {**_sharded_state(walk, input_kinds, plan.flow.slots), **plan.inputs()}, walk.allowed
-    )
-
-
-def expert_zero2(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
-    if not live_axes(tables.mesh):
-        return Restriction()
-    walk = _walk(with_gradients(tables, input_kinds, "expert-zero2"), "expert-zero2")
-    state = _sharded_state(walk, input_kinds, walk.plan.flow.slots)
-    return Restriction(
-        {**state, **walk.plan.inputs()}, {**walk.allowed, **_scattered_gradients(walk)}
-    )
-
-
-def expert_zero3(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
-    if not live_axes(tables.mesh):
-        return Restriction()
-    walk = _walk(with_gradients(tables, input_kinds, "expert-zero3"), "expert-zero3")
-    state = _sharded_state(walk, input_kinds, walk.plan.flow.weights | input_kinds.state)
-    return Restriction(
-        {**state, **walk.plan.inputs()}, {**walk.allowed, **_scattered_gradients(walk)}
-    )
+    preset = f"expert-zero{stage}"
+    walk = _walk(batch_for_zero(tables, input_kinds, preset, stage), preset)
+    return with_split_state(walk, input_kinds, stage)
 
 
 def _walk(plan: DataParallel, preset: str) -> ExpertWalk:
@@ -167,32 +134,3 @@ def _walk(plan: DataParallel, preset: str) -> ExpertWalk:
             f"axis {axis}={plan.tables.mesh.axis_size(axis)} divides, found none"
         )
     return walk
-
-
-def _sharded_state(
-    walk: ExpertWalk, input_kinds: InputKinds, sharded: Set[int]
-) -> dict[int, Sharding]:
-    """All state as `expert` has it; of the tensors in `sharded` each device keeps a part of its
-    copy."""
-    tables, plan = walk.tables, walk.plan
-    state = {**replicated(tables, sorted(input_kinds.state)), **walk.state()}
-    for tensor in sorted(sharded & state.keys()):
-        shape = tables.graph.tensors[tensor].shape
-        rest = tuple(a for a in plan.axes if a not in state[tensor].axes)
-        state[tensor] = split_further(tables.mesh, shape, state[tensor], rest)
-    return state
-
-
-def _scattered_gradients(walk: ExpertWalk) -> dict[int, Sequence[int]]:
-    """As of `zero2`; the gradients of experts are summed over the axes along which these are
-    repeated."""
-    strategies = walk.plan.scattered_gradients()
-    for op in sorted(walk.plan.flow.gradients & walk.allowed.keys()):
-        factors = walk.factors(walk.graph.ops[op])
-        splits = [{**walk.batch_split(op, factor), factor: (walk.axis,)} for factor in factors]
-        of_expert = [
-            number for split in splits for number in scattered_or_unreduced(walk.tables, op, split)
-        ]
-        if factors:
-            strategies[op] = tuple(dict.fromkeys(of_expert)) or walk.allowed[op]
-    return strategies

@@ -4,8 +4,9 @@ the rest.
 * `ilp`: no restriction.
 * `data`, `zero1`, `zero2`, `zero3`, `mics`: the batch is split, see `shardopt.solve.presets.data`.
 * `megatron`, `sequence`, `summa-2d`: weights are split too, see `shardopt.solve.presets.tensor`.
-* `expert`, `expert-zero1`, `expert-zero2`, `expert-zero3`: weights of experts are split, see
-  `shardopt.solve.presets.expert`.
+* `expert`: weights of experts are split, see `shardopt.solve.presets.expert`.
+* `megatron-zero1` to `expert-zero3`: and the state as ZeRO does besides, see
+  `shardopt.solve.presets.split_state`.
 * `heuristic`: every input split along its largest dimension, axis by axis.
 * `replicate`: every operation in full on every device.
 * `shardy`: what Shardy's own propagation gives every tensor, see `shardopt.solve.presets.shardy`.
@@ -16,6 +17,7 @@ problem without it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets import data, expert, shardy
@@ -140,13 +142,19 @@ PRESETS: Mapping[str, Preset] = {
     "zero2": data.zero2,
     "zero3": data.zero3,
     "mics": data.mics,
-    "megatron": tensor_parallel.megatron,
-    "sequence": tensor_parallel.sequence,
+    "megatron": partial(tensor_parallel.pairs, "megatron", 0),
+    "megatron-zero1": partial(tensor_parallel.pairs, "megatron", 1),
+    "megatron-zero2": partial(tensor_parallel.pairs, "megatron", 2),
+    "megatron-zero3": partial(tensor_parallel.pairs, "megatron", 3),
+    "sequence": partial(tensor_parallel.pairs, "sequence", 0),
+    "sequence-zero1": partial(tensor_parallel.pairs, "sequence", 1),
+    "sequence-zero2": partial(tensor_parallel.pairs, "sequence", 2),
+    "sequence-zero3": partial(tensor_parallel.pairs, "sequence", 3),
     "summa-2d": tensor_parallel.summa_2d,
     "expert": expert.expert,
-    "expert-zero1": expert.expert_zero1,
-    "expert-zero2": expert.expert_zero2,
-    "expert-zero3": expert.expert_zero3,
+    "expert-zero1": partial(expert.expert_zero, 1),
+    "expert-zero2": partial(expert.expert_zero, 2),
+    "expert-zero3": partial(expert.expert_zero, 3),
     "heuristic": _heuristic,
     "replicate": _replicate,
     "shardy": shardy.shardy,

@@ -8,6 +8,9 @@ others.
 * `sequence` (Korthikanti et al., arXiv 2205.05198, section 4): the all-reduce becomes a
   reduce-scatter along the sequence, so norms, dropout and residuals in between are split along it,
   and an all-gather before the next pair.
+* `megatron-zero1` to `sequence-zero3`: ZeRO over the axes of the batch besides
+  (`shardopt.solve.presets.split_state`), as Megatron-LM's distributed optimizer (stage 1) and FSDP
+  with tensor parallelism (stage 3) do.
 * `summa-2d` (Optimus: Xu et al., arXiv 2104.05343, section 3): on a grid of two axes, activations
   are split by batch and by features, weights on two dimensions; a product gathers its blocks along
   the rows and the columns of the grid.
@@ -15,13 +18,14 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shardopt.graph.op_graph import FactorRule, Op
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.base import InputKinds, Restriction, Split, scattering, split_further
 from shardopt.solve.presets.data import data_parallel
 from shardopt.solve.presets.flow import leading_factor
+from shardopt.solve.presets.split_state import batch_for_zero, with_split_state
 from shardopt.solve.presets.walk import AxisWalk
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.strategies import live_axes
@@ -121,12 +125,28 @@ class SummaWalk(MegatronWalk):
         return super().is_limited(index) and not in_update
 
 
-def megatron(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
-    return _pairs(tables, input_kinds, "megatron", MegatronWalk)
+_METHODS: Mapping[str, type[AxisWalk]] = {"megatron": MegatronWalk, "sequence": SequenceWalk}
 
 
-def sequence(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
-    return _pairs(tables, input_kinds, "sequence", SequenceWalk)
+def pairs(method: str, stage: int, tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    """`method` is megatron or sequence; ZeRO `stage` 1 to 3 besides, over the axes of the batch, or
+    0."""
+    axes = live_axes(tables.mesh)
+    if not axes:
+        return Restriction()
+    preset = f"{method}-zero{stage}" if stage else method
+    batch = (
+        batch_for_zero(tables, input_kinds, preset, stage, axes[:-1])
+        if stage
+        else data_parallel(tables, input_kinds, preset, axes[:-1])
+    )
+    walk = _METHODS[method](batch, axes[-1])
+    walk.run()
+    if not walk.rows:
+        raise _no_products(preset, tables, axes[-1], ", two in a row")
+    if stage:
+        return with_split_state(walk, input_kinds, stage)
+    return Restriction({**walk.state(), **batch.inputs()}, walk.allowed)
 
 
 def summa_2d(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
@@ -140,20 +160,6 @@ def summa_2d(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     walk.run()
     if not walk.decided:
         raise _no_products("summa-2d", tables, axes[1], "")
-    return Restriction({**walk.state(), **plan.inputs()}, walk.allowed)
-
-
-def _pairs(
-    tables: IntraOpTables, input_kinds: InputKinds, preset: str, method: type[AxisWalk]
-) -> Restriction:
-    axes = live_axes(tables.mesh)
-    if not axes:
-        return Restriction()
-    plan = data_parallel(tables, input_kinds, preset, axes[:-1])
-    walk = method(plan, axes[-1])
-    walk.run()
-    if not walk.rows:
-        raise _no_products(preset, tables, axes[-1], ", two in a row")
     return Restriction({**walk.state(), **plan.inputs()}, walk.allowed)
 
 

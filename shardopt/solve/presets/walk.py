@@ -96,6 +96,11 @@ class AxisWalk(ABC):
         """How the batch is split in an operation whose `factor` has the axis."""
         return self.plan.split(index)
 
+    def split(self, index: int, factor: int) -> Split:
+        """The batch, and behind it the axis on `factor`."""
+        batch = self.batch_split(index, factor)
+        return {**batch, factor: (*batch.get(factor, ()), self.axis)}
+
     def strategies(self, index: int, split: Split, factor: int) -> Sequence[int]:
         """What an operation with this split may do."""
         numbers = strategies_that_split(self.tables, index, split)
@@ -135,10 +140,7 @@ class AxisWalk(ABC):
         factors = self.factors(op)
         numbers: list[int] = []
         for factor in factors:
-            batch = self.batch_split(index, factor)
-            numbers += self.strategies(
-                index, {**batch, factor: (*batch.get(factor, ()), self.axis)}, factor
-            )
+            numbers += self.strategies(index, self.split(index, factor), factor)
         chosen = factors[0] if numbers else None
         self._mark_results(op, op.rule, chosen)
         if not self.is_limited(index):
