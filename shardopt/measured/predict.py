@@ -4,37 +4,69 @@ Rows that differ only in the number of layers or of microbatches share their sho
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from shardopt.measured.case import Case, Layout
+from shardopt.measured.case import Case
+from shardopt.measured.layout import Layout, Recomputation
 from shardopt.measured.short_plan import ShortCase, ShortPlan, short_plan
 from shardopt.measured.stretch import Pair, Prediction, Shape, predict
+from shardopt.models.computing import Computing
 from shardopt.models.specs import block_layers
 
 # First, one between, last.
 _STAGES_THAT_DIFFER = 3
+# Of what a row leaves open: larger microbatches than these take much longer to plan for nothing, as
+# products are as large as they need to be.
+_MOST_EXAMPLES = 16
 
 
 def prediction(case: Case) -> Prediction:
-    """Of the plan that the row states; what it leaves open about recomputation is the least that
-    fits into memory. Raises UserError where a method does not apply to the model."""
-    layout = case.layout
-    if layout.recompute:
-        return _prediction(case, layout)
-    none = _prediction(case, replace(layout, recompute="none"))
+    """Of the plan that the row states. What it leaves open is chosen as who measured it would: of
+    recomputation the least that fits into memory, of microbatches the one with the shortest step
+    that fits (or, where none fits, the one that lacks least). Raises UserError where a method does
+    not apply to the model."""
+    memory = case.machine.device.memory_bytes
+    outcomes = [
+        _with_least_recomputation(case, layout) for layout in open_microbatches(case.layout)
+    ]
+    fitting = [each for each in outcomes if each.memory_bytes <= memory]
+    if not fitting:
+        return min(outcomes, key=lambda each: each.memory_bytes)
+    return min(fitting, key=lambda each: each.step_seconds)
+
+
+def open_microbatches(layout: Layout) -> Iterator[Layout]:
+    """Powers of two, where the row states none; not fewer microbatches than meshes, which would
+    wait for each other."""
+    if layout.microbatch is not None:
+        yield layout
+        return
+    share, size = layout.batch // layout.replicas, 1
+    while size <= _MOST_EXAMPLES and share % size == 0 and (size == 1 or share >= size * layout.pp):
+        yield replace(layout, microbatch=size)
+        size *= 2
+
+
+def _with_least_recomputation(case: Case, layout: Layout) -> Prediction:
+    if layout.recomputation is not None:
+        return _prediction(case, layout, layout.recomputation)
+    none = _prediction(case, layout, Recomputation())
     if none.memory_bytes <= case.machine.device.memory_bytes:
         return none
-    return _prediction(case, replace(layout, recompute="layer"))
+    return _prediction(case, layout, Recomputation(layers=True))
 
 
-def _prediction(case: Case, layout: Layout) -> Prediction:
+def _prediction(case: Case, layout: Layout, recomputation: Recomputation) -> Prediction:
     blocks = case.spec.layers // (layout.stages * block_layers(case.spec))
     stages = _short_stages(layout, case.machine.devices_per_host)
-    first, second = (_short(case, layout, stages, n) for n in short_blocks(stages, blocks))
-    shape = Shape(
-        layout.pp, layout.stages, blocks, layout.dp * layout.tp, case.machine.devices_per_host
+    first, second = (
+        _planned(_short(case, layout, recomputation, stages, n))
+        for n in short_blocks(stages, blocks)
     )
+    host = case.machine.devices_per_host
+    shape = Shape(layout.pp, layout.stages, blocks, layout.width, host)
     return predict(Pair(first, second), shape, layout.schedule, layout.microbatches)
 
 
@@ -49,31 +81,33 @@ def short_blocks(stages: int, blocks: int) -> tuple[int, int]:
 def _short_stages(layout: Layout, host: int) -> int:
     """Enough to have all kinds of stages, and neighbours on one host as well as on two if the
     pipeline has both; the last host is full, or the only one."""
-    width, enough = layout.dp * layout.tp, _STAGES_THAT_DIFFER
+    width, enough = layout.width, _STAGES_THAT_DIFFER
     if width < host < width * layout.pp:
         enough = max(enough, 2 * host // width)
     return min(layout.stages, enough)
 
 
-def _short(case: Case, layout: Layout, stages: int, blocks: int) -> ShortPlan:
+def _short(
+    case: Case, layout: Layout, recomputation: Recomputation, stages: int, blocks: int
+) -> ShortCase:
+    assert layout.microbatch is not None, "the caller fills in what is open"
     # Two microbatches make a loop as any number does.
     microbatches = min(layout.microbatches, 2)
     spec = replace(
         case.spec,
         layers=stages * blocks * block_layers(case.spec),
-        batch=microbatches * layout.dp * layout.microbatch,
+        batch=microbatches * layout.replicas * layout.microbatch,
     )
-    return _planned(
-        ShortCase(
-            spec,
-            case.dtype,
-            case.machine,
-            stages,
-            (layout.dp, layout.tp),
-            layout.intra_op,
-            layout.recompute,
-            microbatches,
-        )
+    return ShortCase(
+        spec,
+        case.dtype,
+        Computing(case.float8, recomputation.within),
+        case.machine,
+        stages,
+        layout.shape,
+        layout.intra_op,
+        "layer" if recomputation.layers else "none",
+        microbatches,
     )
 
 

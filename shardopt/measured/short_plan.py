@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardopt.hardware.cluster import Cluster, HostGroup
 from shardopt.hardware.cluster_file import describe
+from shardopt.models.computing import Computing
 from shardopt.models.specs import ResnetSpec, Spec, block_layers
 from shardopt.planfile.parts import VERSION
 
@@ -39,10 +40,11 @@ class ShortPlan:
 @dataclass(frozen=True)
 class ShortCase:
     """What a short plan is made of: a model whose `layers` and `batch` are those of the short
-    plan, and stages of `width` devices as `shape`, sharded by `intra_op`."""
+    plan, which computes as `how` says, and stages of devices as `shape`, sharded by `intra_op`."""
 
     spec: Spec
     dtype: str
+    how: Computing
     machine: HostGroup
     stages: int
     shape: tuple[int, int]
@@ -81,7 +83,7 @@ def short_plan(case: ShortCase) -> ShortPlan:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "short.plan.json"
         file.write_text(json.dumps(plan_document(case)))
-        model = bytecode(case.spec, case.dtype)
+        model = bytecode(case.spec, case.dtype, how=case.how)
         plan = make_plan(model, options_after(str(file), {}), cache=False)
     with make_context() as context:
         program = read_program(load_module(plan.module, context))

@@ -9,29 +9,33 @@ from functools import partial
 import jax
 
 from shardopt.models import gpt, llama, moe, wresnet
+from shardopt.models.computing import PLAIN, Computing
 from shardopt.models.optimizers import adafactor, adamw, momentum
 from shardopt.models.specs import GptSpec, LlamaSpec, MoeSpec, Spec
 from shardopt.models.train_step import Model, abstract_state, make_step
 from shardopt.models.transformer import token_batch
 
 
-def build(spec: Spec, dtype: str | None = None) -> Model:
+def build(spec: Spec, dtype: str | None = None, how: Computing = PLAIN) -> Model:
     """The model, computing in `dtype` (`f32`, `f16`, `bf16`; by default float16, and float32 for
-    Wide-ResNet), with AdamW, Adafactor for mixtures of experts, or momentum for Wide-ResNet."""
+    Wide-ResNet), with AdamW, Adafactor for mixtures of experts, or momentum for Wide-ResNet. `how`
+    is for decoders: a Wide-ResNet has nothing of what it says."""
     if isinstance(spec, GptSpec | LlamaSpec):
         family = gpt if isinstance(spec, GptSpec) else llama
-        inputs = token_batch(spec.batch, spec.sequence)
-        return Model(family.weights(spec), inputs, family.loss, adamw(), dtype or "f16")
+        inputs, loss = token_batch(spec.batch, spec.sequence), partial(family.loss, how=how)
+        return Model(family.weights(spec), inputs, loss, adamw(), dtype or "f16")
     if isinstance(spec, MoeSpec):
-        inputs, loss = token_batch(spec.batch, spec.sequence), partial(moe.loss, spec=spec)
+        inputs, loss = token_batch(spec.batch, spec.sequence), partial(moe.loss, spec=spec, how=how)
         return Model(moe.weights(spec), inputs, loss, adafactor(), dtype or "f16")
     images = wresnet.image_batch(spec)
     return Model(wresnet.weights(spec), images, wresnet.loss, momentum(), dtype or "f32")
 
 
-def bytecode(spec: Spec, dtype: str | None = None, text: bool = False) -> bytes:
-    """The step as MLIR bytecode, or as text; `dtype` as for `build`."""
-    model = build(spec, dtype)
+def bytecode(
+    spec: Spec, dtype: str | None = None, text: bool = False, how: Computing = PLAIN
+) -> bytes:
+    """The step as MLIR bytecode, or as text; `dtype` and `how` as for `build`."""
+    model = build(spec, dtype, how)
     traced = jax.jit(make_step(model), donate_argnums=0).trace(abstract_state(model), model.batch)
     module = traced.lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
     if text:

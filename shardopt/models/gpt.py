@@ -6,8 +6,12 @@ mask. FLOPs and sizes are the same."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 
+from shardopt.models.blocks import block
+from shardopt.models.computing import PLAIN, Computing
 from shardopt.models.specs import GptSpec
 from shardopt.models.transformer import (
     Batch,
@@ -36,10 +40,15 @@ def weights(spec: GptSpec) -> Tree:
     return {"ends": ends, "blocks": [block] * spec.layers}
 
 
-def loss(params: Tree, batch: Batch) -> jax.Array:
+def loss(params: Tree, batch: Batch, how: Computing = PLAIN) -> jax.Array:
     x = embed(params["ends"], batch["tokens"])
-    for name, block in named_blocks(params["blocks"]):
+    step = block(how, partial(_block, how=how))
+    for name, weights in named_blocks(params["blocks"]):
         with jax.named_scope(name):
-            x = x + attention(norm(x, block["norm1"]), block["attention"])
-            x = x + feed_forward(norm(x, block["norm2"]), block["feed_forward"])
+            x = step(x, weights)
     return token_loss(x, params["ends"], batch["labels"])
+
+
+def _block(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
+    x = x + attention(norm(x, weights["norm1"]), weights["attention"], how)
+    return x + feed_forward(norm(x, weights["norm2"]), weights["feed_forward"], how)

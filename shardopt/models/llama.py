@@ -3,9 +3,13 @@ forward part gated by SiLU, and heads of keys and values that several heads of q
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
+from shardopt.models.blocks import attended, block, product
+from shardopt.models.computing import PLAIN, Computing
 from shardopt.models.kernels import cross_entropy, gated_silu, rms_norm
 from shardopt.models.specs import LlamaSpec
 from shardopt.models.transformer import Batch, Tree, causal_shares, named_blocks
@@ -37,27 +41,36 @@ def weights(spec: LlamaSpec) -> Tree:
     return {"ends": ends, "blocks": [block] * spec.layers}
 
 
-def loss(params: Tree, batch: Batch) -> jax.Array:
+def loss(params: Tree, batch: Batch, how: Computing = PLAIN) -> jax.Array:
     ends = params["ends"]
     x = jnp.take(ends["tokens"], batch["tokens"], axis=0, mode="clip")
-    for name, block in named_blocks(params["blocks"]):
+    step = block(how, partial(_block, how=how))
+    for name, weights in named_blocks(params["blocks"]):
         with jax.named_scope(name):
-            x = x + _attention(rms_norm(x, block["norm1"]), block)
-            y = rms_norm(x, block["norm2"])
-            x = x + gated_silu(y @ block["gate"], y @ block["up"]) @ block["down"]
+            x = step(x, weights)
     logits = rms_norm(x, ends["norm"]) @ ends["head"]
     return jnp.mean(cross_entropy(logits, batch["labels"]))
 
 
-def _attention(x: jax.Array, block: Tree) -> jax.Array:
+def _block(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
+    x = x + _attention(rms_norm(x, weights["norm1"]), weights, how)
+    y = rms_norm(x, weights["norm2"])
+    gate, up = (product(how, "bsh,hw->bsw", y, weights[name]) for name in ("gate", "up"))
+    return x + product(how, "bsw,wh->bsh", gated_silu(gate, up), weights["down"])
+
+
+def _attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     """Causal self attention of `x` `[batch, sequence, hidden]`; group g of the queries reads keys
     and values g."""
-    query = _rotated(jnp.einsum("bsh,hgmd->bsgmd", x, block["query"]))
-    key = _rotated(jnp.einsum("bsh,hgd->bsgd", x, block["key"]))
-    value = jnp.einsum("bsh,hgd->bsgd", x, block["value"])
+    query = product(how, "bsh,hgmd->bsgmd", x, weights["query"])
+    key, value = (product(how, "bsh,hgd->bsgd", x, weights[name]) for name in ("key", "value"))
+    mixed = attended(how, _attend, _rotated(query), _rotated(key), value)
+    return product(how, "bqgmd,gmdh->bqh", mixed, weights["out"])
+
+
+def _attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     scores = jnp.einsum("bqgmd,bkgd->bgmqk", query * query.shape[-1] ** -0.5, key)
-    mixed = jnp.einsum("bgmqk,bkgd->bqgmd", causal_shares(scores), value)
-    return jnp.einsum("bqgmd,gmdh->bqh", mixed, block["out"])
+    return jnp.einsum("bgmqk,bkgd->bqgmd", causal_shares(scores), value)
 
 
 def _rotated(x: jax.Array) -> jax.Array:

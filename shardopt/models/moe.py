@@ -7,11 +7,14 @@ experts.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from shardopt.models.blocks import block, product
+from shardopt.models.computing import PLAIN, Computing
 from shardopt.models.specs import MoeSpec
 from shardopt.models.transformer import (
     Batch,
@@ -48,20 +51,24 @@ def weights(spec: MoeSpec) -> Tree:
     return {"ends": ends, "blocks": [sparse, dense] * (spec.layers // 2)}
 
 
-def loss(params: Tree, batch: Batch, spec: MoeSpec) -> jax.Array:
+def loss(params: Tree, batch: Batch, spec: MoeSpec, how: Computing = PLAIN) -> jax.Array:
     x = embed(params["ends"], batch["tokens"])
-    for name, block in named_blocks(params["blocks"]):
+    step = block(how, partial(_block, spec=spec, how=how))
+    for name, weights in named_blocks(params["blocks"]):
         with jax.named_scope(name):
-            x = x + attention(norm(x, block["norm1"]), block["attention"])
-            y = norm(x, block["norm2"])
-            if "experts" in block:
-                x = x + mixture(y, block["experts"], spec)
-            else:
-                x = x + feed_forward(y, block["feed_forward"])
+            x = step(x, weights)
     return token_loss(x, params["ends"], batch["labels"])
 
 
-def mixture(x: jax.Array, weights: Tree, spec: MoeSpec) -> jax.Array:
+def _block(x: jax.Array, weights: Tree, spec: MoeSpec, how: Computing) -> jax.Array:
+    x = x + attention(norm(x, weights["norm1"]), weights["attention"], how)
+    y = norm(x, weights["norm2"])
+    if "experts" in weights:
+        return x + mixture(y, weights["experts"], spec, how)
+    return x + feed_forward(y, weights["feed_forward"], how)
+
+
+def mixture(x: jax.Array, weights: Tree, spec: MoeSpec, how: Computing = PLAIN) -> jax.Array:
     """The experts' answer to `x` `[batch, sequence, hidden]`; tokens beyond an expert's capacity
     get none."""
     grouped = x.reshape(-1, spec.group, spec.hidden)
@@ -69,8 +76,8 @@ def mixture(x: jax.Array, weights: Tree, spec: MoeSpec) -> jax.Array:
     combine = routing(jax.nn.softmax(scores, axis=-1), spec.capacity, x.dtype)
     dispatch = (combine > 0).astype(x.dtype)
     inputs = jnp.einsum("gsec,gsm->egcm", dispatch, grouped)
-    inner = jax.nn.relu(jnp.einsum("egcm,emh->egch", inputs, weights["up"]))
-    outputs = jnp.einsum("egch,ehm->egcm", inner, weights["down"])
+    inner = jax.nn.relu(product(how, "egcm,emh->egch", inputs, weights["up"]))
+    outputs = product(how, "egch,ehm->egcm", inner, weights["down"])
     return jnp.einsum("gsec,egcm->gsm", combine, outputs).reshape(x.shape)
 
 

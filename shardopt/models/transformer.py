@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from shardopt.models.blocks import attended, product
+from shardopt.models.computing import Computing
 from shardopt.models.kernels import cross_entropy, gelu, layer_norm
 from shardopt.models.weights import Weight, matrix
 
@@ -40,13 +42,16 @@ def attention_weights(hidden: int, heads: int) -> Tree:
     }
 
 
-def attention(x: jax.Array, weights: Tree) -> jax.Array:
+def attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     """Causal self attention of `x` `[batch, sequence, hidden]`."""
-    joined = jnp.einsum("bsh,hcnd->bscnd", x, weights["qkv"]) + weights["qkv_bias"]
-    query, key, value = joined[:, :, 0], joined[:, :, 1], joined[:, :, 2]
+    joined = product(how, "bsh,hcnd->bscnd", x, weights["qkv"]) + weights["qkv_bias"]
+    mixed = attended(how, _attend, joined[:, :, 0], joined[:, :, 1], joined[:, :, 2])
+    return product(how, "bqnd,ndh->bqh", mixed, weights["out"]) + weights["out_bias"]
+
+
+def _attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     scores = jnp.einsum("bqnd,bknd->bnqk", query * query.shape[-1] ** -0.5, key)
-    mixed = jnp.einsum("bnqk,bknd->bqnd", causal_shares(scores), value)
-    return jnp.einsum("bqnd,ndh->bqh", mixed, weights["out"]) + weights["out_bias"]
+    return jnp.einsum("bnqk,bknd->bqnd", causal_shares(scores), value)
 
 
 def causal_shares(scores: jax.Array) -> jax.Array:
@@ -66,9 +71,9 @@ def feed_forward_weights(hidden: int, width: int) -> Tree:
     }
 
 
-def feed_forward(x: jax.Array, weights: Tree) -> jax.Array:
-    wide = gelu(x @ weights["up"] + weights["up_bias"])
-    return wide @ weights["down"] + weights["down_bias"]
+def feed_forward(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
+    wide = gelu(product(how, "bsh,hw->bsw", x, weights["up"]) + weights["up_bias"])
+    return product(how, "bsw,wh->bsh", wide, weights["down"]) + weights["down_bias"]
 
 
 def embedding_weights(vocab: int, sequence: int, hidden: int, tied: bool = False) -> Tree:

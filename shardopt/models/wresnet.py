@@ -64,7 +64,8 @@ def _norm_weights(channels: int, gain: float = 1.0) -> Tree:
 
 
 def loss(params: Tree, batch: Batch) -> jax.Array:
-    x = _conv(batch["images"], params["first"], 2)
+    first = params["first"]
+    x = _conv(batch["images"].astype(first.dtype), first, 2)
     x = jax.nn.relu(_batch_norm(x, params["first_norm"]))
     x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
     for block in params["blocks"]:

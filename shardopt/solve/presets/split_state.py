@@ -22,7 +22,7 @@ from shardopt.solve.presets.base import (
 )
 from shardopt.solve.presets.data import DataParallel, data_parallel, with_gradients
 from shardopt.solve.presets.walk import AxisWalk
-from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.support.errors import UserError
 
 

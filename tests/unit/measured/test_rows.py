@@ -9,6 +9,8 @@ import pytest
 
 from shardopt.measured.case import case_of
 from shardopt.measured.figures import measured_seconds
+from shardopt.measured.layout import Recomputation, layout_of
+from shardopt.measured.predict import open_microbatches
 from shardopt.measured.rows import Row, read_rows
 from shardopt.measured.unstated import InexpressibleRow
 from shardopt.models.specs import LlamaSpec, MoeSpec, ResnetSpec
@@ -25,13 +27,11 @@ def gpt() -> Row:
 def test_a_row_states_a_plan(gpt: Row) -> None:
     case = case_of(gpt)
     layout = case.layout
-    assert (layout.dp, layout.tp, layout.pp, layout.vpp) == (1, 8, 8, 3)
-    assert (layout.intra_op, layout.recompute, layout.schedule) == (
-        "megatron",
-        "layer",
-        "interleaved:3",
-    )
-    assert layout.microbatch * layout.microbatches * layout.dp == gpt.gbs
+    assert (layout.shape, layout.replicas, layout.pp, layout.vpp) == ((1, 8), 1, 8, 3)
+    assert (layout.intra_op, layout.schedule) == ("megatron", "interleaved:3")
+    assert layout.recomputation == Recomputation(layers=True)
+    assert layout.microbatch is not None
+    assert layout.microbatch * layout.microbatches * layout.replicas == gpt.gbs
     assert (case.dtype, case.machine.device.name) == ("f16", "A100-SXM4-80GB")
     assert case.machine.inter_host.bandwidth_bytes_per_second == pytest.approx(200e9)
 
@@ -48,20 +48,74 @@ def test_families(gpt: Row) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "shape", "intra_op"),
+    [
+        ({"dp": 8, "zero": "1"}, (8, 8), "megatron-zero1"),
+        ({"dp": 8, "zero": "3", "recompute": "none + sequence parallel"}, (8, 8), "sequence-zero3"),
+        ({"zero": "3"}, (1, 8), "megatron"),
+        ({"dp": 8, "tp": 1, "zero": "2"}, (8, 1), "zero2"),
+        ({"dp": 8, "tp": 1, "ep": 4, "arch": "moe", "experts": 8}, (2, 4), "expert"),
+        (
+            {"dp": 8, "tp": 1, "ep": 8, "zero": "3", "arch": "moe", "experts": 8},
+            (1, 8),
+            "expert-zero3",
+        ),
+    ],
+)
+def test_methods_follow_from_axes(
+    gpt: Row, changes: dict[str, object], shape: tuple[int, int], intra_op: str
+) -> None:
+    row = replace(gpt, vpp=1, schedule="1f1b", **changes)  # type: ignore[arg-type]
+    layout = layout_of(replace(row, devices=shape[0] * shape[1] * 8))
+    assert (layout.shape, layout.intra_op) == (shape, intra_op)
+
+
+@pytest.mark.parametrize(
+    ("text", "recomputation"),
+    [
+        ("", None),
+        ("none", Recomputation()),
+        ("full (every layer)", Recomputation(layers=True)),
+        ("selective", Recomputation(within="attention")),
+        ("selective (attention) + sequence parallel", Recomputation(within="attention")),
+        ("selective per op", Recomputation(within="all-but-products")),
+    ],
+)
+def test_words_for_recomputation(gpt: Row, text: str, recomputation: Recomputation | None) -> None:
+    assert layout_of(replace(gpt, recompute=text)).recomputation == recomputation
+
+
+def test_a_microbatch_that_is_not_stated_is_left_open(gpt: Row) -> None:
+    row = replace(gpt, mbs=None, gbs=64, vpp=1, schedule="1f1b")
+    sizes = [layout.microbatch for layout in open_microbatches(layout_of(row))]
+    assert sizes == [1, 2, 4, 8]  # eight meshes have eight microbatches at least
+    assert [each.microbatch for each in open_microbatches(layout_of(gpt))] == [gpt.mbs]
+
+
+def test_products_in_8_bits_are_beside_numbers_of_16(gpt: Row) -> None:
+    case = case_of(replace(gpt, precision="fp8 tensorwise"))
+    assert (case.dtype, case.float8) == ("bf16", True)
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"precision": "fp8"}, "products in fp8"),
+        ({"precision": "int8"}, "products in int8"),
         ({"cp": 2}, "context parallelism"),
         ({"dp": None}, "states no plan"),
         ({"dp": 4}, "dp · tp · pp"),
-        ({"zero": "1"}, "ZeRO-1 together with tensor"),
-        ({"recompute": "selective"}, "recomputation 'selective'"),
+        ({"zero": "4"}, "ZeRO stage '4'"),
+        ({"ep": 2}, "together with tensor parallelism"),
+        ({"tp": 1, "dp": 8, "ep": 3}, "3 groups of experts on 8 replicas"),
+        ({"recompute": "offloaded"}, "recomputation 'offloaded'"),
+        ({"vpp": 1}, "number of stages of a device"),
         ({"vpp": 5}, "96 layers on 40 stages"),
         ({"mbs": 7}, "no multiple"),
         ({"hardware": "abacus"}, "no preset"),
         ({"vocab": None}, "states no vocab"),
         ({"heads": 7}, "7 heads do not divide"),
         ({"schedule": "zigzag", "vpp": 1}, "schedule 'zigzag'"),
+        ({"schedule": "zero-bubble", "vpp": 1}, "schedule 'zero-bubble'"),
     ],
 )
 def test_what_cannot_be_said_has_a_reason(

@@ -11,6 +11,7 @@ from shardopt.hardware.cluster_file import load_cluster
 from shardopt.measured.predict import short_blocks
 from shardopt.measured.short_plan import ShortCase, short_plan
 from shardopt.measured.stretch import Pair, Shape, predict
+from shardopt.models.computing import PLAIN
 from shardopt.models.specs import GptSpec
 from shardopt.schedule.schedules import ScheduleText
 
@@ -42,7 +43,7 @@ WHOLE = (
 def _planned(whole: Whole, stages: int, blocks: int) -> ShortCase:
     spec = replace(_SPEC, layers=stages * blocks, tied=whole.tied)
     modes = (whole.intra_op, whole.recompute)
-    return ShortCase(spec, "bf16", _MACHINE, stages, whole.shape, *modes, _MICROBATCHES)
+    return ShortCase(spec, "bf16", PLAIN, _MACHINE, stages, whole.shape, *modes, _MICROBATCHES)
 
 
 @pytest.mark.slow

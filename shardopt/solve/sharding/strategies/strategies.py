@@ -29,6 +29,8 @@ from shardopt.solve.sharding.strategies.factors import Axes, shardable_factors
 from shardopt.solve.sharding.strategies.layouts import Layout, Layouts, SplitLayout, tiles
 from shardopt.solve.sharding.strategies.linear import REDUCED, Linear
 
+_PRODUCTS = frozenset({"dot_general", "dot", "convolution"})
+
 
 @dataclass(frozen=True)
 class Strategy:
@@ -204,7 +206,7 @@ class _StrategyCosts:
             if self.accesses is None
             else accessed_bytes(self.op.name, count, sizes, self.accesses)
         )
-        dtype = self.results[0].dtype if self.results else "f32"
+        dtype = self._dtype
         kernels = kernels_of(self.op.name, count, len(self.results), self.accesses)
         return compute_seconds(
             self.device, self.op.name, work, alone, moved, dtype, self._is_batched, kernels
@@ -214,6 +216,14 @@ class _StrategyCosts:
     def _work(self) -> float:
         """What is fused moves nothing, but still does something for each element of its result."""
         return max(self.op.weighted_flops, sum(prod(tensor.shape) for tensor in self.results))
+
+    @cached_property
+    def _dtype(self) -> str:
+        """Units multiply in the type of the operands, and add up in a wider one where the result
+        has that."""
+        if self.op.name in _PRODUCTS:
+            return max(self.operands[:2], key=lambda tensor: tensor.itemsize).dtype
+        return self.results[0].dtype if self.results else "f32"
 
     @cached_property
     def _is_batched(self) -> bool:

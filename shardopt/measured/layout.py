@@ -1,0 +1,159 @@
+"""The plan that a row of a table of measured steps states: axes, method, schedule, recomputation
+and microbatch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from shardopt.measured.rows import Row
+from shardopt.measured.unstated import InexpressibleRow
+from shardopt.models.computing import Recomputed
+from shardopt.schedule.schedules import SCHEDULES, find_schedule
+
+_ZERO = {"": 0, "0": 0, "1": 1, "2": 2, "3": 3}
+# What the sources call methods that have no sizes of axes; in a note, behind "method".
+_METHODS = {
+    "auto_sharding": "ilp",
+    "data_parallel": "data",
+    "zero_2": "zero2",
+    "zero_3": "zero3",
+    "heuristic": "heuristic",
+}
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """What the backward pass computes again: whole layers, from their inputs, or parts of a block
+    as the model has it."""
+
+    layers: bool = False
+    within: Recomputed = "none"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The plan of a row: `pp` meshes of the axes `shape`, each with `vpp` stages, sharded by the
+    method `intra_op`.
+
+    A mesh takes `replicas` microbatches of `microbatch` examples at once, and `batch` examples a
+    step. None stands for what the row does not state: the microbatch, or what is recomputed."""
+
+    shape: tuple[int, int]
+    replicas: int
+    pp: int
+    vpp: int
+    intra_op: str
+    schedule: str
+    recomputation: Recomputation | None
+    microbatch: int | None
+    batch: int
+
+    @property
+    def stages(self) -> int:
+        return self.pp * self.vpp
+
+    @property
+    def width(self) -> int:
+        """Devices of a mesh."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def microbatches(self) -> int:
+        """Of a step, where the microbatch is stated."""
+        assert self.microbatch is not None, "the caller fills in what is open"
+        return self.batch // (self.replicas * self.microbatch)
+
+
+def layout_of(row: Row) -> Layout:
+    """Raises InexpressibleRow with what the row does not state, or what plans cannot say."""
+    if row.devices is None or row.gbs is None:
+        raise InexpressibleRow("states no number of devices or no global batch")
+    if (row.cp or 1) > 1:
+        raise InexpressibleRow("context parallelism: no method splits the sequence of attention")
+    method = _method(row)
+    shape, replicas, intra_op = _of_method(row, method) if method else _axes(row)
+    pp, vpp = row.pp or 1, row.vpp or 1
+    if shape[0] * shape[1] * pp != row.devices:
+        raise InexpressibleRow(
+            f"dp · tp · pp is {shape[0] * shape[1] * pp}, on {row.devices} devices"
+        )
+    microbatch = row.mbs
+    if method and microbatch is not None:  # of a method, microbatches are those of all devices
+        microbatch = max(1, microbatch // replicas)
+    if row.gbs % (replicas * (microbatch or 1)):
+        raise InexpressibleRow(
+            f"a batch of {row.gbs} is no multiple of {replicas} replicas of {microbatch or 1} "
+            "examples"
+        )
+    recomputation = _recomputation(row.recompute)
+    return Layout(
+        shape, replicas, pp, vpp, intra_op, _schedule(row, vpp), recomputation, microbatch, row.gbs
+    )
+
+
+def _method(row: Row) -> str:
+    named = re.match(r"method (\w+)", row.note)
+    return _METHODS.get(named[1], "") if named else ""
+
+
+def _of_method(row: Row, method: str) -> tuple[tuple[int, int], int, str]:
+    """Axes of a mesh, replicas and method, where the row names a method in place of sizes."""
+    if (row.pp or 1) > 1:
+        raise InexpressibleRow(f"method {method} with a pipeline")
+    assert row.devices is not None, "the caller looks"
+    if method == "ilp":  # which splits what it likes: the whole batch is one microbatch
+        return (1, row.devices), 1, "replicate" if row.devices == 1 else method
+    return (row.devices, 1), row.devices, "replicate" if row.devices == 1 else method
+
+
+def _axes(row: Row) -> tuple[tuple[int, int], int, str]:
+    """Axes of a mesh, replicas and method, of the sizes that the row states."""
+    if row.dp is None or row.tp is None or row.pp is None:
+        raise InexpressibleRow("states no plan: dp, tp or pp is missing")
+    if row.zero not in _ZERO:
+        raise InexpressibleRow(f"ZeRO stage '{row.zero}' is none of 0 to 3")
+    experts = row.ep or 1
+    if experts > 1 and row.tp > 1:
+        raise InexpressibleRow("expert parallelism together with tensor parallelism")
+    if row.dp % experts:
+        raise InexpressibleRow(f"{experts} groups of experts on {row.dp} replicas")
+    # ZeRO splits among replicas: one of them has all.
+    stage = _ZERO[row.zero] if row.dp > 1 else 0
+    suffix = f"-zero{stage}" if stage else ""
+    if experts > 1:
+        return (row.dp // experts, experts), row.dp, f"expert{suffix}"
+    if row.tp > 1:
+        split = "sequence" if "sequence parallel" in row.recompute else "megatron"
+        return (row.dp, row.tp), row.dp, f"{split}{suffix}"
+    alone = "replicate" if row.dp == 1 else "data"
+    return (row.dp, 1), row.dp, f"zero{stage}" if stage else alone
+
+
+def _schedule(row: Row, vpp: int) -> str:
+    name = row.schedule or "1f1b"
+    plain = name.partition(":")[0]
+    if plain == "interleaved" and vpp == 1:
+        raise InexpressibleRow("interleaved, and the number of stages of a device is not stated")
+    if vpp > 1 and plain in ("1f1b", "interleaved"):
+        return f"interleaved:{vpp}"
+    if plain not in SCHEDULES or not find_schedule(name).is_plain:
+        raise InexpressibleRow(f"schedule '{name}'")
+    return name
+
+
+def _recomputation(text: str) -> Recomputation | None:
+    """Frameworks call it full when they keep the input of every layer, and selective when they
+    compute attention again; or, operation by operation, all but products."""
+    plain = text.partition("+")[0].strip()
+    if not plain:
+        return None
+    if plain.startswith("full"):
+        return Recomputation(layers=True)
+    if plain.startswith("selective per op"):
+        return Recomputation(within="all-but-products")
+    if plain in ("selective", "selective (attention)"):
+        return Recomputation(within="attention")
+    if plain == "none":
+        return Recomputation()
+    raise InexpressibleRow(f"recomputation '{text}'")

@@ -1,0 +1,75 @@
+"""The parts of a decoder's block that `Computing` says something of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from shardopt.models.computing import Computing
+
+_ATTENDED = "attended"
+_FORWARD, _BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
+
+
+def product(how: Computing, formula: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """`jnp.einsum` of an activation and a weight whose indices all stand in two of the three
+    tensors."""
+    return _product8(formula, x, weight) if how.float8 else jnp.einsum(formula, x, weight)
+
+
+def attended(how: Computing, attend: Callable[..., jax.Array], *projected: jax.Array) -> jax.Array:
+    """What `attend` makes of queries, keys and values."""
+    if how.recomputed == "none":
+        return attend(*projected)
+    return checkpoint_name(jax.checkpoint(attend)(*projected), _ATTENDED)
+
+
+def block(how: Computing, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A block as it is called."""
+    if how.recomputed != "all-but-products":
+        return function
+    policies = jax.checkpoint_policies
+    kept = policies.save_from_both_policies(
+        policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(_ATTENDED)
+    )
+    return jax.checkpoint(function, policy=kept)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product8(formula: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+    return _einsum8(formula, x, weight, (_FORWARD, _FORWARD))
+
+
+def _product8_forward(
+    formula: str, x: jax.Array, weight: jax.Array
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    return _product8(formula, x, weight), (x, weight)
+
+
+def _product8_backward(formula: str, saved: tuple[Any, ...], grad: jax.Array) -> tuple[Any, ...]:
+    x, weight = saved
+    of_x, of_weight, of_result = formula.replace("->", ",").split(",")
+    into_x = _einsum8(f"{of_result},{of_weight}->{of_x}", grad, weight, (_BACKWARD, _FORWARD))
+    into_weight = _einsum8(f"{of_x},{of_result}->{of_weight}", x, grad, (_FORWARD, _BACKWARD))
+    return into_x, into_weight
+
+
+_product8.defvjp(_product8_forward, _product8_backward)
+
+
+def _einsum8(formula: str, a: jax.Array, b: jax.Array, dtypes: tuple[Any, Any]) -> jax.Array:
+    (narrow_a, unit_a), (narrow_b, unit_b) = _scaled(a, dtypes[0]), _scaled(b, dtypes[1])
+    result = jnp.einsum(formula, narrow_a, narrow_b, preferred_element_type=a.dtype)
+    return result * (unit_a * unit_b).astype(a.dtype)
+
+
+def _scaled(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """`x` in 8 bits, its largest number the largest there is, and what a unit of it stands for."""
+    largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
+    unit = jnp.maximum(largest, jnp.finfo(jnp.float32).tiny) / float(jnp.finfo(dtype).max)
+    return (x.astype(jnp.float32) / unit).astype(dtype), unit

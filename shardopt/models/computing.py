@@ -1,0 +1,28 @@
+"""How the blocks of a decoder compute, whatever they compute: in which numbers products with
+weights are taken, and what the backward pass computes again. `shardopt.models.blocks` does so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# What the backward pass of a block computes again, of what a step without recomputation keeps.
+Recomputed = Literal["none", "attention", "all-but-products"]
+
+
+@dataclass(frozen=True)
+class Computing:
+    """`float8` takes products of activations with weights of blocks in 8 bits, with one scale a
+    tensor: e4m3 forward, e5m2 for gradients (arXiv 2209.05433, section 3). Attention, norms and the
+    product that makes logits stay in the type of the model.
+
+    `recomputed` is `none`; `attention`, what lies between the products with weights on either side
+    of attention (Korthikanti et al., arXiv 2205.05198, section 5); or `all-but-products`, all but
+    the results of products with weights and of attention (torchtitan's selective recomputation by
+    operation, arXiv 2410.06511, which also computes every second product again)."""
+
+    float8: bool = False
+    recomputed: Recomputed = "none"
+
+
+PLAIN = Computing()

@@ -1,0 +1,83 @@
+"""Numbers and recomputation of blocks: the same loss and gradients, and what planning makes of
+both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.alpa.specs import TINY
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.measured.short_plan import ShortCase, ShortPlan, short_plan
+from shardopt.models.blocks import product
+from shardopt.models.build import build
+from shardopt.models.computing import PLAIN, Computing
+from shardopt.models.specs import GptSpec
+from shardopt.models.weights import draw
+
+DECODERS = ("gpt-tiny", "llama-tiny", "moe-tiny")
+
+
+def _gradients(name: str, how: Computing) -> list[np.ndarray]:
+    """Loss and gradients of a tiny model on one batch."""
+    model = build(TINY[name], "f32", how)
+    params = draw(model.weights)
+    shape = model.batch["tokens"].shape
+    tokens = jax.random.randint(jax.random.key(0), shape, 0, 64)
+    batch = {"tokens": tokens, "labels": jnp.roll(tokens, 1, axis=1)}
+    results = jax.jit(jax.value_and_grad(model.loss))(params, batch)
+    return [np.asarray(each, np.float64) for each in jax.tree.leaves(results)]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("recomputed", ["attention", "all-but-products"])
+def test_recomputation_changes_no_number(name: str, recomputed: Any) -> None:
+    plain, ours = (_gradients(name, how) for how in (PLAIN, Computing(False, recomputed)))
+    for mine, theirs in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_products_in_8_bits_are_close() -> None:
+    """e4m3 rounds to 1/16 of a number, e5m2 to 1/8, at most; in products errors cancel."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (4, 16, 64), jnp.bfloat16)
+    weight = 0.1 * jax.random.normal(keys[1], (64, 3, 32), jnp.bfloat16)
+    grad = jax.random.normal(keys[2], (4, 16, 3, 32), jnp.bfloat16)
+
+    def results(how: Computing) -> list[np.ndarray]:
+        made, pull = jax.vjp(lambda *args: product(how, "bsh,hcn->bscn", *args), x, weight)
+        return [np.asarray(each, np.float64) for each in (made, *pull(grad))]
+
+    pairs = list(zip(results(Computing(True)), results(PLAIN), strict=True))
+    errors = [np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) for ours, theirs in pairs]
+    assert 0.01 < errors[0] < 0.05 and max(errors[1:]) < 0.1
+
+
+WIDE = GptSpec(8192, 1, 64, sequence=2048, vocab=1024, batch=8)
+LONG = GptSpec(1024, 3, 32, sequence=4096, vocab=1024, batch=2)
+
+
+def _planned(spec: GptSpec, how: Computing) -> ShortPlan:
+    machine = load_cluster("h100-sxm").groups[0]
+    return short_plan(ShortCase(spec, "bf16", how, machine, 1, (1, 1), "replicate", "none", 2))
+
+
+def _seconds(plan: ShortPlan) -> float:
+    return sum(plan.pipeline.task_seconds.values())
+
+
+@pytest.mark.slow
+def test_planning_sees_the_rate_of_8_bits() -> None:
+    assert _seconds(_planned(WIDE, Computing(True))) < 0.95 * _seconds(_planned(WIDE, PLAIN))
+
+
+@pytest.mark.slow
+def test_planning_sees_what_is_recomputed() -> None:
+    plain, less = (_planned(LONG, how) for how in (PLAIN, Computing(False, "attention")))
+    assert _seconds(plain) < _seconds(less) < 1.34 * _seconds(plain)
+    scores = 32 * 4096**2 * 2  # bytes of one block
+    assert max(less.fragment_bytes) < max(plain.fragment_bytes) - scores
