@@ -21,6 +21,7 @@ from shardopt.dialect.sharding import to_sdy
 from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.ir.io import module_bytecode
 from shardopt.ir.native import run_native
+from shardopt.ir.rewriting import copy_of
 from shardopt.mesh.mesh import MESH_NAME, Mesh, Sharding
 from shardopt.runtime.program.instructions import Program
 from shardopt.support.errors import UserError
@@ -90,7 +91,7 @@ def _check_results(results: Sequence[ir.Type], program: Program, numbers: Sequen
 def _restricted(module: ir.Module, mesh: Mesh, results: Mapping[int, TensorSpec]) -> bytes:
     """Bytecode of a copy that returns only `results`, with shardings over `mesh`, and computes
     nothing else."""
-    copy = ir.Module.parse(module_bytecode(module), module.context)
+    copy = copy_of(module)
     with module.context, ir.Location.unknown():
         axes = ", ".join(f'"{name}"={size}' for name, size in mesh.axes)
         declared = ir.Module.parse(f"sdy.mesh @{MESH_NAME} = <[{axes}]>").body.operations[0]

@@ -29,6 +29,7 @@ from shardopt.ir.diagnostics import (
 from shardopt.ir.formats import STDIO, decoded, exported_module, format_of, read_source
 from shardopt.ir.native import verify
 from shardopt.ir.printing import PLAIN, PrintStyle
+from shardopt.ir.rewriting import copy_of
 from shardopt.support.errors import UserError
 
 OutputForm: TypeAlias = Literal["text", "bytecode", "portable"]
@@ -127,8 +128,9 @@ def portable_artifact(module: ir.Module) -> bytes:
     """StableHLO's versioned form, at the newest version. Raises ValueError for ops of other
     dialects."""
     # Serialising changes the module that it is given.
-    copy = ir.Module.parse(module_bytecode(module), module.context)
-    data: bytes = stablehlo.serialize_portable_artifact(copy, stablehlo.get_current_version())
+    data: bytes = stablehlo.serialize_portable_artifact(
+        copy_of(module), stablehlo.get_current_version()
+    )
     return data
 
 

@@ -76,8 +76,6 @@ def short_plan(case: ShortCase) -> ShortPlan:
     from shardopt.extract.pipeline_graph import read_pipeline
     from shardopt.frontend.planning.make_plan import make_plan
     from shardopt.frontend.plans.from_plan_file import options_after
-    from shardopt.ir.context import make_context
-    from shardopt.ir.io import load_module
     from shardopt.models.build import bytecode
 
     with tempfile.TemporaryDirectory() as folder:
@@ -85,8 +83,8 @@ def short_plan(case: ShortCase) -> ShortPlan:
         file.write_text(json.dumps(plan_document(case)))
         model = bytecode(case.spec, case.dtype, how=case.how)
         plan = make_plan(model, options_after(str(file), {}), cache=False)
-    with make_context() as context:
-        program = read_program(load_module(plan.module, context))
+    with plan.loaded as modules:
+        program = read_program(modules[plan.module])
         return ShortPlan(
             case.spec.layers // (case.stages * block_layers(case.spec)),
             case.cluster,

@@ -53,8 +53,8 @@ def follow(
     reads the weights in another order than the stages of `plan` have them, and where a sharding
     cannot be demanded."""
     document: dict[str, Any] = plan.to_json()
-    with make_context() as context:
-        arguments = _arguments(load_module(plan.module, context))
+    with plan.loaded as modules:
+        arguments = _arguments(modules[plan.module])
     for number, other in shares.items():
         if not 0 <= other < len(arguments):
             raise UserError(

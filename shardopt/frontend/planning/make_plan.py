@@ -20,6 +20,7 @@ from shardopt.frontend.planning.step_search import (
     microbatch_choices,
 )
 from shardopt.frontend.plans.from_plan_file import check_model
+from shardopt.frontend.plans.loaded_modules import LoadedModules
 from shardopt.frontend.plans.plan import Plan
 from shardopt.frontend.plans.plan_cache import get_plan, plan_key, put_plan
 from shardopt.hardware.cluster_file import load_cluster
@@ -91,6 +92,7 @@ def _run_phases(
 ) -> Plan:
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module, module_bytecode
+    from shardopt.ir.rewriting import copy_of
     from shardopt.pipeline.manager import run_pipeline
     from shardopt.pipeline.phases import PHASE_NAMES, phase_range
     from shardopt.report.plan_summary import summarize
@@ -107,11 +109,13 @@ def _run_phases(
 
     if options.cluster and options.memory_budget:
         check_budget(load_cluster(options.cluster), options.memory_budget)
-    with make_context() as context:
+    with make_context() as context, LoadedModules(context) as loaded:
         module = load_module(source, context, name=name)
         original = module_bytecode(module)
+        # The phases change `module` itself, and a plan says what it was made for.
+        loaded.keep(original, copy_of(module))
         if options.plan:
-            check_model(options.plan, original)
+            check_model(options.plan, module)
         forms: list[tuple[str, bytes]] = []
         chosen = options
         for phase in PHASE_NAMES:
@@ -124,7 +128,8 @@ def _run_phases(
                     handler(diagnostic)
                 module, chosen = best.module, best.choice.options
                 forms += best.forms
-        return Plan(forms[-1][1], original, tuple(forms), summarize(module), options)
+        loaded.keep(forms[-1][1], module)
+        return Plan(forms[-1][1], original, tuple(forms), summarize(module), options, loaded=loaded)
 
 
 def _search(

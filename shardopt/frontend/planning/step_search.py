@@ -82,12 +82,11 @@ def _batch_extent(module: ir.Module, options: PlanOptions, run: RunPhase) -> int
     """What all numbers of microbatches divide, as the microbatch phase finds it."""
     from shardopt.dialect.batch import read_batch
     from shardopt.extract.chosen_plan import main_of
-    from shardopt.ir.io import load_module, module_bytecode
-    from shardopt.ir.rewriting import shape_of
+    from shardopt.ir.rewriting import copy_of, shape_of
 
-    clone = load_module(module_bytecode(module), module.context)
-    run(clone, PHASES[0], replace(options, microbatches=1), lambda _: None, "")
-    main = main_of(clone)
+    copy = copy_of(module)
+    run(copy, PHASES[0], replace(options, microbatches=1), lambda _: None, "")
+    main = main_of(copy)
     arguments = main.regions[0].blocks[0].arguments
     extents = (shape_of(arguments[number])[dim] for number, dim in read_batch(main).items())
     return gcd(*extents) or 1
@@ -110,13 +109,12 @@ def best_choice(
     `run(module, phase, options, handler, more)` runs one phase in place, with `more` options as
     text. Raises the last refusal if there is no plan at all: more microbatches need less memory.
     """
-    from shardopt.ir.io import load_module, module_bytecode
+    from shardopt.ir.rewriting import copy_of
 
-    source = module_bytecode(module)
     attempts = []
     best: Attempt | None = None
     for choice in choices:
-        attempt = _try(choice, load_module(source, module.context), run, best)
+        attempt = _try(choice, copy_of(module), run, best)
         attempts.append(attempt)
         if attempt.step_seconds is None or (
             best and best.step_seconds and attempt.step_seconds >= best.step_seconds
@@ -137,17 +135,16 @@ def grow_layers(
     """The number of layers that clustering finds, then two, three, … times as many, as long as the
     predicted step gets shorter; the last attempt that did, and all of them. `run` as in
     `best_choice`. Raises UserError if the first has no plan."""
-    from shardopt.ir.io import load_module, module_bytecode
+    from shardopt.ir.rewriting import copy_of
 
-    source = module_bytecode(module)
     first = Choice("layers as found", replace(options, layers=None))
-    best = _try(first, load_module(source, module.context), run)
+    best = _try(first, copy_of(module), run)
     if best.refusal is not None:
         raise best.refusal
     attempts, step = [best], best.num_layers
     for count in range(2 * step, MAX_SEARCHED_LAYERS + 1, step):
         choice = Choice(f"{count} layers", replace(options, layers=count))
-        attempt = _try(choice, load_module(source, module.context), run, best)
+        attempt = _try(choice, copy_of(module), run, best)
         attempts.append(attempt)
         if (
             attempt.step_seconds is None

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardopt.options.plan_options import PlanOptions
 from shardopt.planfile.checks import plan_errors
 from shardopt.planfile.option_fields import read_options
 from shardopt.planfile.plan_file import load_plan_file
 from shardopt.support.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
 
 
 def options_after(path: str, overrides: Mapping[str, Any]) -> PlanOptions:
@@ -35,7 +38,7 @@ def options_after(path: str, overrides: Mapping[str, Any]) -> PlanOptions:
     return PlanOptions(**{"cluster": "", **options, "plan": path})
 
 
-def check_model(path: str, model: bytes) -> None:
+def check_model(path: str, model: ir.Module) -> None:
     """Raises UserError where a plan file was made for another model than this.
 
     Nothing is known of a file of version 2 that another version of jaxlib has written."""

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardopt.frontend.plans.loaded_modules import LoadedModules
 from shardopt.options.plan_options import PlanOptions
 from shardopt.planfile.plan_folder import (
     PLAN_FILE,
@@ -28,7 +29,10 @@ from shardopt.runtime.options import RunOptions, with_keywords
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
+    from jaxlib.mlir import ir
+
     from shardopt.report.plan_summary import PlanSummary
+    from shardopt.runtime.program.instructions import Program
     from shardopt.runtime.run import Run
     from shardopt.schedule.simulator import SimulationResult
 
@@ -42,9 +46,9 @@ def _run_of(plan: Plan, options: RunOptions) -> Run:
 
     Raises UserError for options that do not fit each other or the machine, MeshError if a mesh
     cannot start."""
-    from shardopt.runtime.driver import prepare, start_run
+    from shardopt.runtime.driver import start_run
 
-    return start_run(prepare(plan.module), options)
+    return start_run(plan.program(), options)
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,7 +56,7 @@ class Plan:
     """A finished plan: the exported module and the original as MLIR bytecode.
 
     `forms` is the IR after every phase, text or bytecode; few look at it, and printing large
-    modules takes seconds."""
+    modules takes seconds. `loaded` has what was read of all these, for whoever reads them next."""
 
     module: bytes
     original: bytes
@@ -61,6 +65,7 @@ class Plan:
     options: PlanOptions
     # The model given to `shardopt.optimize`.
     source: Any = field(default=None, repr=False, compare=False)
+    loaded: LoadedModules = field(default_factory=LoadedModules, repr=False, compare=False)
 
     def __repr__(self) -> str:
         from shardopt.report.plan_html import plan_text
@@ -76,18 +81,23 @@ class Plan:
     @cached_property
     def phases(self) -> tuple[tuple[str, str], ...]:
         """The IR text after every phase."""
-        from shardopt.ir.context import make_context
         from shardopt.ir.formats import decoded
-        from shardopt.ir.io import load_module, module_text
+        from shardopt.ir.io import module_text
 
-        with make_context() as context:
+        with self.loaded as modules:
             return tuple(
-                (phase, decoded(form) or module_text(load_module(form, context)))
-                for phase, form in self.forms
+                (phase, decoded(form) or module_text(modules[form])) for phase, form in self.forms
             )
 
     # `plan.run("process", quick_compile=True)`
     run = with_keywords(RunOptions, _run_of)
+
+    def program(self) -> Program:
+        """What the runtime executes. Raises UserError as `shardopt.prepare` does."""
+        from shardopt.runtime.driver import prepare
+
+        with self.loaded as modules:
+            return prepare(modules[self.module])
 
     def to_exported(self) -> Any:
         """For a plan with one stage and one microbatch: the model as one `jax.export.Exported`,
@@ -107,7 +117,8 @@ class Plan:
 
     def simulate(self) -> SimulationResult:
         """The step as the event simulator sees it."""
-        return simulate_module(self.module)
+        with self.loaded as modules:
+            return simulate_module(modules[self.module])
 
     def timeline(self) -> Any:
         """The simulated step as `rich` text."""
@@ -121,16 +132,13 @@ class Plan:
 
         `measured` is a step that was run, in the simulator's form
         (`shardopt.report.measured_timeline`)."""
-        from shardopt.ir.context import make_context
-        from shardopt.ir.io import load_module
         from shardopt.report.page.contents import read_contents
         from shardopt.report.page.page import plan_page
 
         clustered = dict(self.forms).get("cluster")
-        with make_context() as context:
+        with self.loaded as modules:
             contents = read_contents(
-                load_module(self.module, context),
-                None if clustered is None else load_module(clustered, context),
+                modules[self.module], None if clustered is None else modules[clustered]
             )
         return plan_page(contents, self.simulate(), measured, title)
 
@@ -152,17 +160,15 @@ class Plan:
     def _files(self) -> dict[str, bytes]:
         """The contents of the plan directory, by relative name."""
         from shardopt.forms.exported_form import read_exported
-        from shardopt.ir.context import make_context
-        from shardopt.ir.io import load_module
         from shardopt.report.timeline_svg import timeline_svg
         from shardopt.support.documents import json_text
 
-        with make_context() as context:
-            functions = read_exported(load_module(self.module, context)).functions
-            stages = {
-                f"stages/{safe_file_name(one.name, 'a stage function')}.mlirbc": one.bytecode
-                for one in functions
-            }
+        with self.loaded as modules:
+            functions = read_exported(modules[self.module]).functions
+        stages = {
+            f"stages/{safe_file_name(one.name, 'a stage function')}.mlirbc": one.bytecode
+            for one in functions
+        }
         return {
             "module.mlirbc": self.module,
             "original.mlirbc": self.original,
@@ -178,8 +184,6 @@ class Plan:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """Read a plan directory. Raises UserError that names the missing or foreign file."""
-        from shardopt.ir.context import make_context
-        from shardopt.ir.io import load_module
         from shardopt.planfile.plan_file import load_plan_file
         from shardopt.report.plan_summary import summarize
 
@@ -189,8 +193,8 @@ class Plan:
             read_plan_part(folder, name) for name in ("module.mlirbc", "original.mlirbc")
         )
         dumps = plan_parts(folder, "ir/*.mlir")
-        with make_context() as context:
-            summary = summarize(load_module(module, context, name=str(folder / "module.mlirbc")))
+        with (loaded := LoadedModules()) as modules:
+            summary = summarize(modules.read(module, name=str(folder / "module.mlirbc")))
         return Plan(
             module,
             original,
@@ -199,32 +203,28 @@ class Plan:
             ),
             summary,
             PlanOptions(**{"cluster": summary.cluster, **described.options}),
+            loaded=loaded,
         )
 
 
-def simulate_module(source: bytes | Path) -> SimulationResult:
-    """The step of a module behind the schedule phase, given as bytes or file. Raises UserError for
-    another form."""
+def simulate_module(module: ir.Module) -> SimulationResult:
+    """The step of a module behind the schedule phase. Raises UserError for another form."""
     from shardopt.dialect.mpmd import read_topology
     from shardopt.dialect.program import read_program
     from shardopt.dialect.schedule import read_schedule
     from shardopt.extract.pipeline_graph import read_pipeline, simulate_pipeline
-    from shardopt.ir.context import make_context
-    from shardopt.ir.io import load_module
 
-    with make_context() as context:
-        module = load_module(source, context)
-        try:
-            program = read_program(module)
-            pipeline = read_pipeline(program, read_topology(program.main))
-        except ValueError as error:
-            raise UserError(f"expected a module behind the schedule phase: {error}") from error
-        text = read_schedule(program.loop)
-        if text is None:
-            raise UserError(
-                "expected a module behind the schedule phase, found no schedule on the loop"
-            )
-        return simulate_pipeline(text, pipeline, program.num_microbatches)
+    try:
+        program = read_program(module)
+        pipeline = read_pipeline(program, read_topology(program.main))
+    except ValueError as error:
+        raise UserError(f"expected a module behind the schedule phase: {error}") from error
+    text = read_schedule(program.loop)
+    if text is None:
+        raise UserError(
+            "expected a module behind the schedule phase, found no schedule on the loop"
+        )
+    return simulate_pipeline(text, pipeline, program.num_microbatches)
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

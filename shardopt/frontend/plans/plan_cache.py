@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardopt.caching.store import Store, key_of
 from shardopt.frontend.calls.sources import source_bytes
+from shardopt.frontend.plans.loaded_modules import LoadedModules
 from shardopt.frontend.plans.plan import Plan
 from shardopt.hardware.cluster_file import is_file, load_cluster
 from shardopt.options.plan_options import PlanOptions
@@ -72,8 +73,6 @@ def put_plan(store: Store, key: str, plan: Plan, diagnostics: list[Diagnostic]) 
 
 def get_plan(store: Store, key: str, options: PlanOptions) -> tuple[Plan, list[Diagnostic]] | None:
     """The plan of `put_plan`, or None."""
-    from shardopt.ir.context import make_context
-    from shardopt.ir.io import load_module
     from shardopt.report.plan_summary import summarize
 
     data = store.get(KIND, key)
@@ -84,10 +83,11 @@ def get_plan(store: Store, key: str, options: PlanOptions) -> tuple[Plan, list[D
     forms = tuple(
         (entry.partition("-")[2], form) for entry, form in parts.items() if entry.startswith(_FORMS)
     )
-    with make_context() as context:
-        summary = summarize(load_module(parts[_MODULE], context))
+    with (loaded := LoadedModules()) as modules:
+        summary = summarize(modules[parts[_MODULE]])
     diagnostics = [_diagnostic(item) for item in json.loads(parts[_SAID])]
-    return Plan(parts[_MODULE], parts[_ORIGINAL], forms, summary, options), diagnostics
+    plan = Plan(parts[_MODULE], parts[_ORIGINAL], forms, summary, options, loaded=loaded)
+    return plan, diagnostics
 
 
 def _diagnostic(item: dict[str, Any]) -> Diagnostic:

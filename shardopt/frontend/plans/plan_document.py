@@ -19,9 +19,9 @@ from shardopt.dialect.program import Program, read_program
 from shardopt.dialect.schedule import read_schedule
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import describe
-from shardopt.ir.context import make_context
-from shardopt.ir.io import load_module, module_bytecode
+from shardopt.ir.io import module_bytecode
 from shardopt.ir.native import run_native
+from shardopt.ir.rewriting import copy_of
 from shardopt.options.plan_options import PlanOptions
 from shardopt.options.table import rows
 from shardopt.planfile.parts import PREDICTED_SECONDS, VERSION, runs_of
@@ -47,23 +47,24 @@ _PREDICTED = (
 def plan_document(plan: Plan) -> dict[str, Any]:
     """The values of the file."""
     forms, summary = dict(plan.forms), plan.summary
-    with make_context() as context:
-        clustered = read_program(load_module(forms["cluster"], context))
-        sharded = load_module(forms["shard"], context)
+    with plan.loaded as modules:
+        clustered = read_program(modules[forms["cluster"]])
+        sharded = modules[forms["shard"]]
         program = read_program(sharded)
         cluster, choices = read_cluster(sharded), read_choices(program.main)
         prediction = read_prediction(program.loop)
         methods = read_methods(program.loop, len(summary.stages))
         layers = _layers(clustered)
         # Tasks in an order of its own have no name that says it: such a schedule is built again.
-        text = read_schedule(read_program(load_module(plan.module, context)).loop)
+        text = read_schedule(read_program(modules[plan.module]).loop)
         named = text is not None and not text.rows
+        model = fingerprint(modules[plan.original])
     schedule = summary.schedule if named else plan.options.schedule
     rows = zip(summary.stages, methods, strict=True)
     document = {
         "version": VERSION,
         "made_by": {"shardopt": __version__, "jaxlib": version("jaxlib")},
-        "model": {"fingerprint": fingerprint(plan.original)},
+        "model": {"fingerprint": model},
         "options": {
             **kept_options(plan.options),
             "microbatches": summary.num_microbatches,
@@ -90,20 +91,18 @@ def kept_options(options: PlanOptions) -> dict[str, Any]:
     return kept
 
 
-def fingerprint(model: bytes) -> str:
+def fingerprint(model: ir.Module) -> str:
     """Of the operations of a model, whatever their locations, the format of the file, and the
     version of jaxlib: of their text, since bytecode names the compiler that wrote it."""
-    with make_context() as context:
-        text = str(load_module(model, context).operation.get_asm(enable_debug_info=False))
-        return f"text-sha256:{sha256(text.encode()).hexdigest()}"
+    text = str(model.operation.get_asm(enable_debug_info=False))
+    return f"text-sha256:{sha256(text.encode()).hexdigest()}"
 
 
-def bytecode_fingerprint(model: bytes) -> str:
+def bytecode_fingerprint(model: ir.Module) -> str:
     """As files of version 2 have it; equal in one version of jaxlib only."""
-    with make_context() as context:
-        module = load_module(model, context)
-        run_native(module, "builtin.module(strip-debuginfo)")
-        return f"{OF_BYTECODE}{sha256(module_bytecode(module)).hexdigest()}"
+    stripped = copy_of(model)
+    run_native(stripped, "builtin.module(strip-debuginfo)")
+    return f"{OF_BYTECODE}{sha256(module_bytecode(stripped)).hexdigest()}"
 
 
 def _layers(program: Program) -> dict[str, Any]:

@@ -287,12 +287,13 @@ class Parallelized(Generic[P, R]):
 
     def _session(self, signature: Signature, planned: Planned) -> Session:
         if signature not in self._sessions:
-            from shardopt.runtime.driver import prepare, start_run
+            from shardopt.runtime.driver import start_run
 
-            program = prepare(planned.plan.module)
             kept = [signature.avals[number] for number in planned.exported.module_kept_var_idx]
             self._sessions[signature] = Session(
-                start_run(program, replace(self._run_options, platform=self._platform)),
+                start_run(
+                    planned.plan.program(), replace(self._run_options, platform=self._platform)
+                ),
                 kept,
                 planned.exported.out_avals,
                 lazy_state=self._lazy_state,

@@ -140,10 +140,20 @@ def _result(args: argparse.Namespace) -> SimulationResult:
             print(f"note: {imported} of '{source}' are left out", file=sys.stderr)
         return _pipeline(args).simulate_tasks(imported.schedule)
     if source.is_dir() or source.suffix in (".mlir", ".mlirbc"):
-        from shardopt.frontend.plans.plan import Plan, simulate_module
-
-        return Plan.load(source).simulate() if source.is_dir() else simulate_module(source)
+        return _of_plan(source)
     return _pipeline(args).simulate(args.schedule)
+
+
+def _of_plan(source: Path) -> SimulationResult:
+    """Of a plan directory, or of a file with a module."""
+    from shardopt.frontend.plans.plan import Plan, simulate_module
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import load_module
+
+    if source.is_dir():
+        return Plan.load(source).simulate()
+    with make_context() as context:
+        return simulate_module(load_module(source, context))
 
 
 def _pipeline(args: argparse.Namespace) -> EvenPipeline:

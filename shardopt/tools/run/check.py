@@ -22,12 +22,10 @@ def check(
 ) -> None:
     """Print every output against one device. Raises UserError when one differs that is not
     ill-conditioned."""
-    from shardopt.ir.context import make_context
-    from shardopt.ir.io import load_module
     from shardopt.runtime.reference import Reference, compare, conditioning
 
-    with make_context() as context:
-        function = Reference(load_module(plan.original, context, name="original.mlirbc"))
+    with plan.loaded as modules:
+        function = Reference(modules.read(plan.original, name="original.mlirbc"))
     reference = function(inputs)
     rows = compare(outputs, reference)
     passed = all(row.within(tolerance) for row in rows)

@@ -25,14 +25,11 @@ def read_program(path: Path) -> tuple[Program, Plan | None]:
     from shardopt.ir.io import load_module
     from shardopt.runtime.driver import prepare
 
-    plan, name = None, path
-    if path.is_file():
-        data = path.read_bytes()
-    else:
+    if not path.is_file():
         plan = Plan.load(path)
-        data, name = plan.module, path / "module.mlirbc"
+        return plan.program(), plan
     with make_context() as context:
-        return prepare(load_module(data, context, name=str(name))), plan
+        return prepare(load_module(path.read_bytes(), context, name=str(path))), None
 
 
 def read_inputs(path: Path, inputs: list[np.ndarray]) -> None:
