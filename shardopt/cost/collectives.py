@@ -118,8 +118,9 @@ def collective_curve(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, .
     k, n = place.members_per_host, place.size
     generation = cluster.group_of(mesh).nccl
     if generation is not None and n > 1 and kind in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
-        inside = cluster.group_of(mesh).intra_host.bandwidth_bytes_per_second
         between = place.link.bandwidth_bytes_per_second
+        host = cluster.group_of(mesh).intra_host.bandwidth_bytes_per_second
+        inside = host if place.crosses else between
         ranks = nccl.Ranks(generation, n, -(-n // k) if place.crosses else 1, inside, between)
         if kind == ALL_REDUCE:
             return nccl.all_reduce_curve(ranks)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from math import hypot
 
+from shardopt.cost.products import Processors, Product, arithmetic_seconds
 from shardopt.hardware import profile as measured
-from shardopt.hardware.cluster import Device, HostGroup
+from shardopt.hardware.cluster import Device, HostGroup, KernelRates
 from shardopt.hardware.curves import Curve
 
 # What is expected of large matrix products where a device's description says nothing of its
@@ -88,22 +89,26 @@ def op_seconds(
     kind: str = OTHER,
     in_memory: float = 1.0,
     kernels: int = 1,
+    product: Product | None = None,
 ) -> float:
     """Seconds of one device's share of an operation, without dispatch, which a compiled call pays
-    once.
+    once. Of a `product` whose sizes are not known, no less than if they were the best ones.
 
     `bytes_accessed` is what is read and written in device memory, of which the share `in_memory`
     gets there: the rest stays inside a fused kernel. It starts `kernels` kernels. Where the device
     has no measurement of the `kind` of work, this is the roofline max(FLOPs / rate, bytes / memory
-    bandwidth); where its `kernels` are described, with the rates that they reach, products near the
-    ridge pay for both, and each kernel takes the least a kernel does."""
+    bandwidth). Where its `kernels` are described, it is that with the rates that they reach, each
+    kernel takes the least a kernel does, and a product loads tiles while it multiplies others, and
+    hides the shorter of the two less well the closer they are: the quadratic mean of both lies
+    within 5 % of half of the products measured on an H100 (benchmarks/one_device/h100)."""
     memory = memory_seconds(device, bytes_accessed, dtype) * in_memory
     family = dtype_family(dtype)
     if device.kernels is not None and _first(device, _PRODUCTS.get(kind, (kind,)), family) is None:
         least = kernels * device.kernels.least_seconds
-        return least + (
-            _product_seconds(device, flops, memory, dtype, kind) if kind in _PRODUCTS else memory
-        )
+        if kind not in _PRODUCTS:
+            return least + memory
+        arithmetic = _arithmetic_seconds(device.kernels, device, flops, dtype, kind, product)
+        return least + hypot(arithmetic, memory)
     if kind in _PRODUCTS:
         curve = _first(device, _PRODUCTS[kind], family)
         return max(
@@ -128,16 +133,31 @@ def memory_seconds(device: Device, bytes_accessed: float, dtype: str = "f32") ->
     )
 
 
-def _product_seconds(device: Device, flops: float, memory: float, dtype: str, kind: str) -> float:
-    """A product loads tiles while it multiplies others, and hides the shorter of the two less well
-    the closer they are: the quadratic mean of both lies within 5 % of half of 170 products measured
-    on an H100 (benchmarks/one_device/h100), their maximum within 6 %, 8 % too low on average."""
-    assert device.kernels is not None, "the caller looks"
-    rates = device.kernels.products
-    share = next((rates[name] for name in _families(dtype) if name in rates), rates["f32"])
+def _arithmetic_seconds(
+    kernels: KernelRates,
+    device: Device,
+    flops: float,
+    dtype: str,
+    kind: str,
+    product: Product | None,
+) -> float:
+    share = next(
+        (kernels.products[name] for name in _families(dtype) if name in kernels.products),
+        kernels.products["f32"],
+    )
+    rate = peak_flops(device, dtype) * share
     if kind == measured.CONVOLUTION:
-        share *= device.kernels.convolutions
-    return hypot(flops / (peak_flops(device, dtype) * share), memory)
+        rate *= kernels.convolutions
+    if product is None:
+        return flops / rate
+    processors = Processors(
+        rate,
+        kernels.cores or 0,
+        kernels.matrix_unit or 0,
+        kernels.unaligned,
+        kernels.least_seconds,
+    )
+    return arithmetic_seconds(product, processors)
 
 
 def dispatch_seconds(group: HostGroup, devices: int, buffers: int) -> float:

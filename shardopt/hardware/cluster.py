@@ -33,13 +33,21 @@ class KernelRates:
     `memory` is the share of `Device.memory_bandwidth` that a large copy reaches. `least_seconds`
     pass from the start of one kernel to the start of the next, however little it does. `merged`
     says whether the compiler makes one kernel of those over the same elements
-    (`shardopt.solve.sharding.kernels.merged_kernels`), as it does for GPUs."""
+    (`shardopt.solve.sharding.kernels.merged_kernels`), as it does for GPUs.
+
+    Smaller products reach less (`shardopt.cost.products`): on a GPU with so many `cores`
+    (multiprocessors), of which each computes one tile at a time, or on a systolic array of side
+    `matrix_unit`; None where that is not modelled. Products whose rows do not fill words of 16
+    bytes reach the share `unaligned` of what others do."""
 
     products: Mapping[str, float] = field(hash=False)
     convolutions: float
     memory: float
     least_seconds: float
     merged: bool
+    cores: int | None = None
+    matrix_unit: int | None = None
+    unaligned: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,10 @@ class HostGroup:
     other at once; None where the network between them carries what their NICs can send.
 
     `nccl` is the generation of GPUs between which NCCL runs collectives, one of `NCCL_GENERATIONS`;
-    None where others do."""
+    None where others do.
+
+    `device_links` are the numbers of links between each two devices of a host, all of which
+    together `intra_host` is; None where a switch joins them, so that all serve any group."""
 
     name: str
     hosts: int
@@ -86,6 +97,7 @@ class HostGroup:
     dispatch_seconds: float
     fabric_bandwidth: float | None = None
     nccl: str | None = field(default=None, repr=False)
+    device_links: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
 
     @property
     def num_devices(self) -> int:

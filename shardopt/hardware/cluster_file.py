@@ -36,6 +36,7 @@ from shardopt.support.readers import (
     POSITIVE,
     SHARE,
     Flag,
+    Number,
     Schema,
     Text,
     suggestion,
@@ -64,6 +65,21 @@ KERNELS = Record(
         "merged": Field(
             Flag(), "whether the compiler makes one kernel of those over the same elements"
         ),
+        "cores": Field(
+            Nullable(COUNT),
+            "multiprocessors that compute a tile of a product each; left out: no waves of tiles",
+            None,
+        ),
+        "matrix_unit": Field(
+            Nullable(COUNT),
+            "side of the systolic array that products are filled up to; left out: none",
+            None,
+        ),
+        "unaligned": Field(
+            SHARE,
+            "share of that rate that products reach whose rows do not fill words of 16 bytes",
+            1.0,
+        ),
     },
 )
 DEVICE = Record(
@@ -84,6 +100,7 @@ DEVICE = Record(
         ),
     },
 )
+_NUMBER_OF_LINKS = Number(at_least=0, whole=True)
 _GROUP_FIELDS = {
     "name": Field(Text(), "what messages call it"),
     "hosts": Field(COUNT, "number of machines"),
@@ -101,6 +118,12 @@ _GROUP_FIELDS = {
         Nullable(Text(choices=NCCL_GENERATIONS)),
         "generation of the GPUs, whose collectives then take what NCCL's own model says; left out: "
         "ring formulas over the links",
+        None,
+    ),
+    "device_links": Field(
+        Nullable(Items(Items(_NUMBER_OF_LINKS, least=1), least=1)),
+        "for each device of a host, the number of links to each of them; left out: a switch joins "
+        "them all",
         None,
     ),
 }
@@ -215,6 +238,16 @@ def _checked(cluster: Cluster) -> Cluster:
             f"cluster '{cluster.name}': expected at most {MOST_DEVICES} devices, got "
             f"{cluster.num_devices}"
         )
+    for group in cluster.groups:
+        rows = group.device_links or ()
+        if rows and (
+            len(rows) < group.devices_per_host or {len(row) for row in rows} != {len(rows)}
+        ):
+            raise UserError(
+                f"cluster '{cluster.name}': field 'device_links': expected as many rows as "
+                f"columns, at least {group.devices_per_host} (devices_per_host), got rows of "
+                f"{', '.join(str(len(row)) for row in rows)}"
+            )
     return cluster
 
 
@@ -295,7 +328,9 @@ def describe(cluster: Cluster) -> dict[str, Any]:
 
 
 def _fields(group: HostGroup) -> dict[str, Any]:
-    return _without_none(asdict(replace(group, device=replace(group.device, profile=None))))
+    fields = asdict(replace(group, device=replace(group.device, profile=None)))
+    rows = group.device_links
+    return _without_none(fields | {"device_links": rows and [list(row) for row in rows]})
 
 
 def _without_none(fields: dict[str, Any]) -> dict[str, Any]:

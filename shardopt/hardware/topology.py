@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 
 from shardopt.hardware.cluster import Cluster, HostGroup, Link, Submesh
+from shardopt.hardware.link_rings import rings
 from shardopt.mesh.mesh import Mesh
 
 
@@ -66,7 +67,10 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
     groups = np.moveaxis(hosts, positions, range(-len(axes), 0)).reshape(-1, size)
     crossing = groups[(groups != groups[:, :1]).any(axis=1)]
     if not crossing.size:
-        return GroupPlacement(size, owner.intra_host, 1)
+        devices = np.moveaxis(
+            np.array(mesh.devices).reshape(mesh.shape), positions, range(-len(axes), 0)
+        )
+        return GroupPlacement(size, _inside(cluster, owner, devices.reshape(-1, size)), 1)
     # [hosts, groups]: how many devices of each group are on each host.
     members = np.stack([(crossing == host).sum(axis=1) for host in np.unique(crossing)])
     nic = owner.inter_host
@@ -77,6 +81,21 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
     )
     latency = max(owner.intra_host.latency_seconds, nic.latency_seconds)
     return GroupPlacement(size, Link(latency, bandwidth), int(members.max()), crosses=True)
+
+
+def _inside(cluster: Cluster, owner: HostGroup, groups: np.ndarray) -> Link:
+    """What a ring over one of some groups of devices, each on one host, sees; of the slowest."""
+    if owner.device_links is None or groups.shape[1] < 2:
+        return owner.intra_host
+    begin = cluster.first_devices[cluster.group_index(int(groups.flat[0]))]
+    places = {
+        tuple(sorted(int(device - begin) % owner.devices_per_host for device in group))
+        for group in groups
+    }
+    fewest = min(rings(owner.device_links, members) for members in places)
+    every = max(map(sum, owner.device_links))
+    bandwidth = owner.intra_host.bandwidth_bytes_per_second * fewest / every
+    return Link(owner.intra_host.latency_seconds, bandwidth)
 
 
 def axis_link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:

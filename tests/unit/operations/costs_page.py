@@ -70,6 +70,28 @@ describes the device's [kernels](../guide/cluster.md), a product takes the quadr
 kernel takes a least time, and kernels over the same elements are merged
 (`shardopt/solve/sharding/kernels/merged_kernels.py`).
 
+## Products
+
+The sizes of a device's share of a product, `rows` x `depth` by `depth` x `columns`, a batch of these, follow from its
+shapes; a convolution is the product of its patches with its kernel. Where `kernels` say how products are computed, their
+FLOPs take longer by what the sizes waste (`shardopt/cost/products.py`):
+
+* **Tiles and waves.** On a GPU the result is cut into tiles, of which each of the `cores` computes one at a time. 144
+  tiles on 132 cores take as long as 264. Of the tiles that cuBLAS has names for, and of cuts of the depth into up to 16
+  parts, the fastest is taken. A tile smaller than 128 x 128 is slower in proportion to what it loads for each FLOP.
+* **Alignment.** Products whose rows do not fill words of 16 bytes, such as 50,257 columns, take 1 / `unaligned` as long.
+* **Systolic arrays.** On a TPU columns and depth are filled up to multiples of `matrix_unit`, rows to multiples of eight.
+* **Thin products** are bound by memory, or by the least time of a kernel. A product with a vector, or of two, is a loop
+  over elements.
+
+What is known of an operation before it is split, and bounds the search for stages, takes the FLOPs alone: no share is
+faster than that.
+
+The tiles and waves are those of NVIDIA's [guide](https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html)
+to products, the filling up is that of Austin et al., [How to Scale Your Model](https://github.com/jax-ml/scaling-book),
+chapter 2. One constant, how much a tile has to use what it loads, is the nearest of four to single products measured on
+an H100; none is fitted to training steps.
+
 ## Work
 
 Work is FLOPs, counted as XLA's cost analysis counts them:

@@ -9,6 +9,7 @@ import numpy as np
 
 from shardopt.cost.collectives import Step, collective_curve, steps_seconds
 from shardopt.cost.compute import memory_seconds, op_seconds, work_kind
+from shardopt.cost.products import Product
 from shardopt.cost.resharding_costs import ReshardingCosts
 from shardopt.graph.op_graph import Tensor
 from shardopt.hardware.cluster import Cluster, Device
@@ -27,15 +28,18 @@ def compute_seconds(
     alone_bytes: float,
     kernel_bytes: float,
     dtype: str,
-    batched: bool = False,
     kernels: int = 1,
+    *,
+    batched: bool = False,
+    product: Product | None = None,
 ) -> float:
     """One device's share of an operation, as part of a larger program: no dispatch, and fused where
     XLA fuses.
 
     `alone_bytes` is what it would read and write in a kernel of its own, `kernel_bytes` what it
     adds to the kernels that it is part of, `kernels` the number of kernels that end with it.
-    `batched` tells a product of many small matrices from one of two."""
+    `batched` tells a product of many small matrices from one of two, `product` has the sizes of the
+    share."""
     # Alpa counts no compute, which makes work that every device repeats look free.
     share = kernel_bytes / alone_bytes if alone_bytes else 0.0
     return op_seconds(
@@ -46,6 +50,7 @@ def compute_seconds(
         kind=work_kind(name, batched),
         in_memory=share,
         kernels=kernels,
+        product=product,
     )
 
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from math import prod
 
 from shardopt.cost.collectives import ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Step
+from shardopt.cost.products import Product
 from shardopt.graph.op_graph import MARKER, Op, Tensor
 from shardopt.graph.windows import exchanges, reach
 from shardopt.hardware.cluster import Cluster, Device
@@ -28,6 +29,7 @@ from shardopt.solve.sharding.strategies.costs import CommunicationCosts, compute
 from shardopt.solve.sharding.strategies.factors import Axes, shardable_factors
 from shardopt.solve.sharding.strategies.layouts import Layout, Layouts, SplitLayout, tiles
 from shardopt.solve.sharding.strategies.linear import REDUCED, Linear
+from shardopt.solve.sharding.strategies.product_sizes import product_of
 
 _PRODUCTS = frozenset({"dot_general", "dot", "convolution"})
 
@@ -189,13 +191,21 @@ class _StrategyCosts:
     def _compute_seconds(self, layout: SplitLayout) -> float:
         shards = prod(tiles(self.mesh, axes) for axes in layout.split.values())
         tensors, shardings = (*self.operands, *self.results), (*layout.operands, *layout.made)
+        shapes = [
+            _local_shape(tensor, sharding, self.mesh)
+            for tensor, sharding in zip(tensors, shardings, strict=True)
+        ]
         return self.share_seconds(
-            shards, [self._local_bytes(*pair) for pair in zip(tensors, shardings, strict=True)]
+            shards,
+            [self._local_bytes(*pair) for pair in zip(tensors, shardings, strict=True)],
+            product_of(self.op, tensors, shapes, self._work / shards),
         )
 
-    def share_seconds(self, shards: int, sizes: Sequence[float]) -> float:
+    def share_seconds(
+        self, shards: int, sizes: Sequence[float], product: Product | None = None
+    ) -> float:
         """Seconds of one of `shards` devices, which holds so many bytes of the operands and
-        results."""
+        results; the least of any `product` where none is named."""
         if self.op.name == MARKER:
             return 0.0
         work = self._work / shards
@@ -209,7 +219,15 @@ class _StrategyCosts:
         dtype = self._dtype
         kernels = kernels_of(self.op.name, count, len(self.results), self.accesses)
         return compute_seconds(
-            self.device, self.op.name, work, alone, moved, dtype, self._is_batched, kernels
+            self.device,
+            self.op.name,
+            work,
+            alone,
+            moved,
+            dtype,
+            kernels,
+            batched=self._is_batched,
+            product=product,
         )
 
     @cached_property
@@ -237,3 +255,8 @@ class _StrategyCosts:
 
     def _local_bytes(self, tensor: Tensor, sharding: Sharding) -> float:
         return tensor.size_bytes / tiles(self.mesh, sharding.axes)
+
+
+def _local_shape(tensor: Tensor, sharding: Sharding, mesh: Mesh) -> tuple[int, ...]:
+    pairs = zip(tensor.shape, sharding.tile_counts(mesh), strict=True)
+    return tuple(max(1, extent // count) for extent, count in pairs)
