@@ -29,7 +29,7 @@ def product_of(
 
     Products with vectors and outer products are none: XLA multiplies and sums them up in a loop
     (`AlgebraicSimplifier`, dot strength reduction)."""
-    if op.name not in (_DOT, "convolution") or op.rule is None or not flops:
+    if op.name not in (_DOT, "convolution") or op.rule is None or len(shapes) != 3:
         return None
     sizes = {"batch": 1, "rows": 1, "columns": 1}
     for role, extent in zip(_roles(op.rule), shapes[-1], strict=True):
