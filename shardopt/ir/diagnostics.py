@@ -180,8 +180,8 @@ def native_diagnostics(context: ir.Context, handler: Handler) -> Iterator[None]:
 def native_errors_raised(
     context: ir.Context, handler: Handler | None = None, also: type[Exception] = ir.MLIRError
 ) -> Iterator[None]:
-    """Turn an `MLIRError` (or an `also`) of the bindings into a `DiagnosedError`; other messages go
-    to `handler`."""
+    """Turn an `MLIRError` (or an `also`) of the bindings into a `DiagnosedError`, and errors that
+    C++ reports while it goes on; other messages go to `handler`."""
     errors: list[Diagnostic] = []
 
     def sort(diagnostic: Diagnostic) -> None:
@@ -195,6 +195,8 @@ def native_errors_raised(
             yield
         except (ir.MLIRError, also) as error:
             raise DiagnosedError(*(errors or [Diagnostic("error", str(error))])) from error
+    if errors:
+        raise DiagnosedError(*errors)
 
 
 def render(

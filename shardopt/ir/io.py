@@ -86,9 +86,10 @@ def encode_module(
     style: PrintStyle = PLAIN,
     bytecode_version: int | None = None,
 ) -> bytes:
-    """A module as the bytes of a file. Raises DiagnosedError when it does not verify or does not
-    fit the form."""
-    verify(module)
+    """A module as the bytes of a file. Raises DiagnosedError when it does not verify, unless the
+    style takes that for granted, or does not fit the form."""
+    if not style.assume_verified:
+        verify(module)
     if form == "text":
         return style.text(module.operation, verified=True).encode()
     with native_errors_raised(module.context, also=ValueError):

@@ -43,6 +43,16 @@ def is_native_pass(name: str) -> bool:
     return error is None or "does not refer to a registered pass" not in error
 
 
+def native_options(step: str) -> str:
+    """All options of a C++ pass, given as `name{options}`, with their defaults: `a=1 b=2`."""
+    for anchor in ("any", "func.func", "builtin.module"):  # some passes run on one kind of op only
+        if native_pipeline_error(text := f"{anchor}({step})") is None:
+            whole = str(passmanager.PassManager.parse(text, _scratch_context()))
+            _, _, options = whole.removeprefix(f"{anchor}(").removesuffix(")").partition("{")
+            return " ".join(options.removesuffix("}").split())
+    return step.partition("{")[2].removesuffix("}")
+
+
 def run_native(module: ir.Module, pipeline: str, handler: Handler | None = None) -> None:
     """Run C++ passes on `module`; handles to ops inside it are invalid afterwards.
 

@@ -21,6 +21,7 @@ class PrintStyle:
     skip_regions: bool = False
     elements_limit: int | None = None
     resource_limit: int | None = None
+    assume_verified: bool = False
 
     def text(self, op: ir.Operation | ir.OpView, *, verified: bool = False) -> str:
         """The op as text that ends in a newline. Unless `verified`, invalid IR is found and printed
@@ -34,7 +35,7 @@ class PrintStyle:
             skip_regions=self.skip_regions,
             large_elements_limit=self.elements_limit,
             large_resource_limit=self.resource_limit,
-            assume_verified=verified,
+            assume_verified=verified or self.assume_verified,
         )
         return str(text).rstrip("\n") + "\n"
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 PREFIX = "shardopt-"
 
+# C++ passes for which ours run. The C++ inliner leaves every func.call as it is: the interface that
+# it asks for is not registered in wheels of jaxlib.
+RUN_INSTEAD = {"inline": "shardopt-inline-calls"}
+
 # Modules of this package that hold no pass; passes stand in the folders.
 INFRASTRUCTURE = ("base", "options", "registry")
 

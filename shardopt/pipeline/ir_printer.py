@@ -23,9 +23,9 @@ DUMP_STYLE = PrintStyle(elements_limit=16, resource_limit=64)
 class IRPrinter(Instrumentation):
     """Prints to `stream` the ops that a pass runs on: the module, or with nesting the functions.
 
-    Each of the switches works alone. `after_change` prints only the ops whose text the pass
-    changed; `before_passes` and `after_passes` name single passes; `module_scope` prints the whole
-    module around nested passes too."""
+    Each of the switches works alone. With `after_change`, what is printed after passes leaves out
+    the ops whose text the pass did not change; `before_passes` and `after_passes` name single
+    passes; `module_scope` prints the whole module around nested passes too."""
 
     stream: TextIO
     before_all: bool = False
@@ -45,9 +45,7 @@ class IRPrinter(Instrumentation):
             self._digests = tuple(_digest(self._text(op)) for op in self._scope(leaf, module))
 
     def after(self, leaf: Leaf, module: ir.Module) -> None:
-        if self.after_all or leaf.name in self.after_passes:
-            self._print(f"After {leaf.step}", leaf, module)
-        elif self.after_change:
+        if self.after_all or self.after_change or leaf.name in self.after_passes:
             self._print(f"After {leaf.step}", leaf, module, self._digests)
 
     def failed(self, leaf: Leaf, error: Exception, module: ir.Module) -> None:

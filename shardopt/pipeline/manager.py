@@ -20,7 +20,7 @@ from shardopt.support.spans import collecting
 
 
 class InvalidModuleError(Exception):
-    """A pass left a module that does not verify: a bug of the pass, not of the user."""
+    """A pass of ours left a module that does not verify: a bug of the pass, not of the user."""
 
     def __init__(self, pass_text: str, diagnostics: tuple[Diagnostic, ...]) -> None:
         super().__init__(
@@ -159,4 +159,8 @@ def _verify_after(leaf: Leaf, module: ir.Module) -> None:
     try:
         verify(module)
     except DiagnosedError as error:
+        if not isinstance(leaf.step, PassStep):
+            message = f"the module does not verify after the C++ pass {leaf.step}"
+            blamed = Diagnostic("error", message, notes=())
+            raise DiagnosedError(blamed, *error.diagnostics) from None
         raise InvalidModuleError(str(leaf.step), error.diagnostics) from None

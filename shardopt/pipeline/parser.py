@@ -14,10 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from shardopt.ir.native import COMMON_NATIVE_PASSES, is_native_pass, native_pipeline_error
+from shardopt.ir.native import (
+    COMMON_NATIVE_PASSES,
+    is_native_pass,
+    native_options,
+    native_pipeline_error,
+)
 from shardopt.passes.base import Pass
 from shardopt.passes.options import OptionError, balanced_end, split_options, unknown_name
-from shardopt.passes.registry import PASSES, PREFIX, pass_class
+from shardopt.passes.registry import PASSES, PREFIX, RUN_INSTEAD, pass_class
 from shardopt.pipeline.phases import PHASE_NAMES, expand_phase, find_phase
 from shardopt.support.errors import UserError
 
@@ -119,7 +124,8 @@ def leaves_of(step: Step) -> tuple[Leaf, ...]:
 
 
 def expanded(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with every phase replaced by its passes."""
+    """The pipeline with every phase replaced by its passes, and all options of C++ passes written
+    out."""
     return NestStep(pipeline.anchor, _expanded(pipeline.steps))
 
 
@@ -128,6 +134,8 @@ def _expanded(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     for step in steps:
         if isinstance(step, PhaseStep):
             leaves += _expanded(step.steps)
+        elif isinstance(step, NativeStep):
+            leaves.append(NativeStep(step.name, native_options(str(step))))
         else:
             leaves.append(expanded(step) if isinstance(step, NestStep) else step)
     return tuple(leaves)
@@ -170,6 +178,7 @@ def _is_anchored(text: str) -> bool:
 def parse_flag(name: str, options: str) -> Step:
     """One step given as a command-line flag `--name=options`. C++ passes that run on functions are
     nested for you."""
+    name = RUN_INSTEAD.get(name, name)
     if name not in PASSES and find_phase(name) is None and is_native_pass(name):
         text = f"{name}{{{options}}}" if options else name
         nested = native_pipeline_error(f"{ROOT_ANCHOR}({text})") and not native_pipeline_error(
@@ -238,6 +247,7 @@ class _Parser:
         return options
 
     def _resolve(self, name: str, options: str, anchors: tuple[str, ...], start: int) -> Step:
+        name = RUN_INSTEAD.get(name, name)
         ours = name in PASSES or find_phase(name) is not None
         if ours and anchors != (ROOT_ANCHOR,):
             raise self._error(

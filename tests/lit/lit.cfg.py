@@ -20,6 +20,10 @@ config.test_exec_root = os.environ.get(
 tools = str(Path(sys.executable).parent)
 config.environment["PATH"] = os.pathsep.join([tools, os.environ.get("PATH", "")])
 
+# Otherwise the tests would run the package that is installed, and not the one asked for.
+if "PYTHONPATH" in os.environ:
+    config.environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+
 
 def whole_word(tool: str) -> str:
     """A pattern for a command, not for the same words inside a path."""

@@ -15,11 +15,16 @@ from time import perf_counter
 from jaxlib.mlir import ir
 
 from shardopt.ir.context import make_context
-from shardopt.ir.diagnostics import Diagnostic
+from shardopt.ir.diagnostics import (
+    DiagnosedError,
+    Diagnostic,
+    diagnostic,
+    native_errors_raised,
+)
 from shardopt.ir.formats import STDIO, decoded, format_of
 from shardopt.ir.io import encode_module, load_module, write_output
 from shardopt.pipeline.manager import run_pipeline
-from shardopt.pipeline.parser import expanded, leaves
+from shardopt.pipeline.parser import ROOT_ANCHOR, expanded, leaves
 from shardopt.pipeline.reproducer import Progress, Recipe, make_reproducer, part_of, reproducer_text
 from shardopt.pipeline.statistics import (
     PassFigures,
@@ -50,6 +55,15 @@ class Part:
     number: int
     source: bytes | str
     text: str
+
+
+def expect_module(text: str, name: str, context: ir.Context) -> None:
+    """Raises DiagnosedError unless one builtin.module holds everything."""
+    with native_errors_raised(context, also=ValueError):
+        top = ir.Operation.parse(text, source_name=name, context=context)
+    if top.operation.name != ROOT_ANCHOR:
+        message = f"expected a {ROOT_ANCHOR} around everything, found '{top.operation.name}'"
+        raise DiagnosedError(diagnostic("error", top, message))
 
 
 @dataclass
@@ -161,6 +175,8 @@ class Driver:
                 report(diagnostic)
 
         is_text = format_of(self.data) == "text"
+        if is_text and self.options.no_implicit_module:
+            expect_module(part.text, self.name, context)
         with nullcontext() if is_text else self.trace.reading(len(self.data)):
             return load_module(part.source, context, name=self.name, handler=handle)
 

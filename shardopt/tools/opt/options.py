@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from shardopt.tools.common import ShowVersion, ToolParser
 
 NAME = "shardopt-opt"
+# Severities of diagnostics: a level shows those up to it.
+VERBOSITY = ("errors", "warnings", "remarks")
+
 SPLIT_MARKER = "// -----"
 
 # How flags are switched on and off, as LLVM's tools read it.
@@ -151,6 +154,7 @@ def _add_input_and_output(parser: ToolParser) -> None:
         "--emit-bytecode-version", type=int, metavar="N", help="version of the bytecode format"
     )
     _flag(parser, "--allow-unregistered-dialect", "accept operations of unknown dialects")
+    _flag(parser, "--no-implicit-module", "expect a builtin.module around everything in the input")
     _flag(parser, "--show-dialects", "print the names of the dialects, and exit")
     _flag(parser, "--list-passes", "describe the phases, passes and options, and exit")
 
@@ -224,6 +228,23 @@ def _add_checking(parser: ToolParser) -> None:
         "--mlir-print-op-on-diagnostic",
         "attach the whole op to errors, as mlir-opt does by default",
     )
+    check.add_argument(
+        "--mlir-diagnostic-verbosity-level",
+        choices=VERBOSITY,
+        default=VERBOSITY[-1],
+        help="print errors alone, warnings too, or remarks too (of those that --remarks selects)",
+    )
+    _flag(
+        check,
+        "--mlir-very-unsafe-disable-verifier-on-parsing",
+        "accepted and without effect: what is read is always verified",
+    )
+    _flag(
+        check,
+        "--mlir-print-stacktrace-on-diagnostic",
+        "print where in our passes an error was raised",
+    )
+    _flag(check, "--color", "color diagnostics also where they do not go to a terminal")
 
 
 def _add_printing(parser: ToolParser) -> None:
@@ -238,6 +259,7 @@ def _add_printing(parser: ToolParser) -> None:
     )
     _flag(style, "--mlir-use-nameloc-as-prefix", "name values after their locations")
     _flag(style, "--mlir-print-skip-regions", "leave the bodies of ops out")
+    _flag(style, "--mlir-print-assume-verified", "print without verifying, also what is invalid")
     style.add_argument(
         "--mlir-elide-elementsattrs-if-larger",
         help="cut constants of more elements (default: none in the output, 16 in dumps)",

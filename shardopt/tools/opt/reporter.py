@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from dataclasses import dataclass, field
 
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Severity, in_file, render
@@ -12,7 +13,15 @@ from shardopt.ir.io import BUFFER_NAME
 from shardopt.support.errors import UserError
 from shardopt.tools.common import ANSWERS
 from shardopt.tools.opt.expectations import read_expectations, unmet
-from shardopt.tools.opt.options import NAME
+from shardopt.tools.opt.options import NAME, VERBOSITY
+
+# As Clang and mlir-opt color them.
+_STYLES = {
+    "error": "bold red",
+    "warning": "bold magenta",
+    "remark": "bold blue",
+    "note": "bold bright_black",
+}
 
 
 @dataclass
@@ -29,6 +38,8 @@ class Reporter:
     kept: list[Diagnostic] = field(default_factory=list)
 
     def __call__(self, diagnostic: Diagnostic) -> None:
+        if not self._is_verbose_enough(diagnostic):
+            return
         if diagnostic.severity == "remark" and not self._is_wanted(diagnostic):
             return
         placed = in_file(diagnostic, self.file, BUFFER_NAME)
@@ -39,6 +50,8 @@ class Reporter:
 
     def error(self, error: UserError) -> None:
         """Report an error: with its places in the IR, or as a message of the tool."""
+        if self.options.mlir_print_stacktrace_on_diagnostic:
+            traceback.print_exception(error)
         if isinstance(error, DiagnosedError):
             for diagnostic in error.diagnostics:
                 self(diagnostic)
@@ -59,6 +72,10 @@ class Reporter:
             self._print(error)
         return bool(errors)
 
+    def _is_verbose_enough(self, diagnostic: Diagnostic) -> bool:
+        shown = VERBOSITY[: VERBOSITY.index(self.options.mlir_diagnostic_verbosity_level) + 1]
+        return f"{diagnostic.severity}s" in shown
+
     def _is_wanted(self, remark: Diagnostic) -> bool:
         """By category or kind; expectations may name any remark, unless some are selected. Answers
         always are."""
@@ -72,4 +89,19 @@ class Reporter:
     def _print(self, diagnostic: Diagnostic) -> None:
         sources = None if self.text is None else {self.file: self.text}
         op_dump = self.options.mlir_print_op_on_diagnostic
-        print(render(diagnostic, op_dump=op_dump, sources=sources), file=sys.stderr)
+        text = render(diagnostic, op_dump=op_dump, sources=sources)
+        if self.options.color or sys.stderr.isatty():
+            _print_colored(text)
+        else:
+            print(text, file=sys.stderr)
+
+
+def _print_colored(text: str) -> None:
+    """With the severities in color, unless the environment says NO_COLOR."""
+    from rich.console import Console
+    from rich.text import Text
+
+    colored = Text(text)
+    for severity, style in _STYLES.items():
+        colored.highlight_regex(rf"(?<=: ){severity}:(?= )", style)
+    Console(stderr=True, force_terminal=True, soft_wrap=True, highlight=False).print(colored)

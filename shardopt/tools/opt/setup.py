@@ -95,12 +95,14 @@ class Watchers:
 def make_watchers(
     options: argparse.Namespace, pipeline: Pipeline, progress: Progress, folder: str = ""
 ) -> Watchers:
-    """The watchers asked for; dumps go into `folder` inside of the directories given.
+    """The watchers asked for; dumps go into `folder` inside of the directories given, and with a
+    tree of files none to stderr, as with mlir-opt.
 
     Raises UserError when IR is to be printed around a pass that does not run.
     """
     tree, phases = options.mlir_print_ir_tree_dir, options.dump_compilation_phases_to
-    others: list[Instrumentation] = [_printer(options, pipeline)]
+    printer = _printer(options, pipeline)  # in any case, since it checks the names of passes
+    others: list[Instrumentation] = [] if tree is not None else [printer]
     if phases is not None:
         others.append(PhaseDumper(Path(phases) / folder, _file_style(options)))
     return Watchers(
@@ -148,6 +150,7 @@ def output_style(options: argparse.Namespace) -> PrintStyle:
         skip_regions=options.mlir_print_skip_regions,
         elements_limit=options.mlir_elide_elementsattrs_if_larger,
         resource_limit=options.mlir_elide_resource_strings_if_larger,
+        assume_verified=options.mlir_print_assume_verified,
     )
 
 

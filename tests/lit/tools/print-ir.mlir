@@ -4,6 +4,7 @@
 // RUN: shardopt-opt %s --cse --canonicalize --mlir-print-ir-after=canonicalize -o %t 2>&1 | FileCheck %s --check-prefix=ONE
 // RUN: not shardopt-opt %s --cse --mlir-print-ir-after=csee -o %t 2>&1 | FileCheck %s --check-prefix=WRONG
 // RUN: shardopt-opt %s --cse --canonicalize --mlir-print-ir-before=canonicalize -o %t 2>&1 | FileCheck %s --check-prefix=AHEAD
+// RUN: shardopt-opt %s --cse --canonicalize --mlir-print-ir-after-all --mlir-print-ir-after-change -o %t 2>&1 | FileCheck %s --check-prefix=CHANGE
 
 // CHANGE: IR Dump After cse
 // CHANGE: stablehlo.add

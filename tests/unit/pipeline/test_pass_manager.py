@@ -14,7 +14,7 @@ import pytest
 from jaxlib.mlir import ir
 
 from shardopt.ir.context import make_context
-from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, render
+from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, native_errors_raised, render
 from shardopt.ir.io import load_module
 from shardopt.passes import registry
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
@@ -169,6 +169,22 @@ def test_a_native_pass_fails_with_its_own_words() -> None:
         run_pipeline(module, "stablehlo-refine-arguments{types=tensor<4xf32>,tensor<4xf32>}")
     assert not isinstance(caught.value, PassFailure)
     assert caught.value.diagnostics
+
+
+def test_a_native_pass_that_leaves_an_invalid_module_is_named(module: ir.Module) -> None:
+    """And is no bug of ours: the tool ends with exit code 1."""
+    run_pipeline(module, "shardopt-try-run{action=break}", verify_each=False)
+    with pytest.raises(DiagnosedError, match=r"does not verify after the C\+\+ pass cse\n"):
+        run_pipeline(module, "cse")
+
+
+def test_an_error_that_a_native_pass_goes_on_after_counts(module: ir.Module) -> None:
+    where = ir.Location.file("model.mlir", 3, 4, context=module.context)
+    with (
+        pytest.raises(DiagnosedError, match=r"model\.mlir:3:4: error: expects four operands"),
+        native_errors_raised(module.context),
+    ):
+        where.emit_error("expects four operands")
 
 
 class Recorder(Instrumentation):

@@ -1,0 +1,6 @@
+func.func @first() {
+  return
+}
+func.func @second() {
+  return
+}
