@@ -83,6 +83,7 @@ class _Search:
             if late or plan is None or self.best.peak_bytes <= self.bound * (1 + _CLOSE):
                 break
             total += plan.live_bytes / max(plan.peak_bytes, 1)
+            # The maximum is subtracted so that no power overflows; the weights are normalised next.
             weights = np.exp(_STEEPNESS * (total - total.max()))
             weights /= weights.sum()
             self.copies |= copies_at_excess(

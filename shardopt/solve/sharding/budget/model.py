@@ -127,6 +127,8 @@ class BudgetModel:
         usages: list[list[Usage]] = [[] for _ in self.base.problem.costs]
         for live in self.base.lifetimes:
             size = live.count * self._bytes(live.tensor)
+            # In the gap the node of the candidate has the bytes, as it decides whether the value is
+            # there.
             start, stop = gaps.get(live.tensor, (live.stop, live.stop))
             pieces = (live.start, min(start, live.stop)), (max(stop, live.start), live.stop)
             usages[self.base.node_of[live.tensor]] += [
@@ -225,6 +227,7 @@ class BudgetModel:
         usage = Usage(at, at + 1, np.stack([np.zeros_like(size), size], axis=1).ravel())
         reads = np.repeat(_equal(required, column.distinct), 2, axis=1)
         has = np.repeat(_equal(self.base.columns[tensor].shardings, column.distinct), 2, axis=1)
+        # A value that is copied may lie in any sharding itself.
         has[:, 1::2] = True
         edges = [
             Edge(

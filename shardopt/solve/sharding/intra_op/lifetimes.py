@@ -35,7 +35,7 @@ from shardopt.solve.sharding.strategies.strategies import Strategy
 # These change a part of their first operand.
 _UPDATES = frozenset({"dynamic_update_slice", "scatter"})
 # A reader that makes a copy of an operand anew, although an earlier reader had one: (tensor,
-# wanted, operation).
+# sharding of the copy, operation).
 FreshCopies = Set[tuple[int, Sharding, int]]
 
 
@@ -200,7 +200,9 @@ class Lifetimes:
             return len(self.order)
         stop = max((self.position[op] + 1 for op in readers), default=start + 1)
         others = {self.graph.ops[op].group for op in readers} - {group}
+        # The arguments of an executable are held until it returns.
         stop = max((stop, *(self.group_stop[other] for other in others)))
+        # Every iteration of a loop reads it.
         return max((stop, *(end for begin, end in self.spans if start < begin < stop)))
 
     def _in_place(self, lives: list[Lifetime]) -> Iterator[Lifetime]:
@@ -271,19 +273,22 @@ def find_copies(
             known = copies.get((*key, number[key]))
             size = local_bytes(graph, mesh, tensor, target)
             if known is None:
-                whole += _way(graph, mesh, tensor, (shardings[tensor], target), index, position)
+                whole += _largest_intermediate(
+                    graph, mesh, tensor, (shardings[tensor], target), index, position
+                )
                 known = Copy(tensor, target, index, position, position, size)
             copies[*key, number[key]] = replace(known, stop=position + 1)
         for tensor, before, after in zip(
             op.results, strategy.unscattered, strategy.results, strict=True
         ):
             size = local_bytes(graph, mesh, tensor, before)
+            # A reduce-scatter has the whole result and its own part at once.
             if size > local_bytes(graph, mesh, tensor, after):
                 whole.append(Copy(tensor, None, index, position, position + 1, size))
     return (*copies.values(), *whole)
 
 
-def _way(
+def _largest_intermediate(
     graph: OpGraph,
     mesh: Mesh,
     tensor: int,

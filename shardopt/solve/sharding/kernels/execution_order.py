@@ -184,6 +184,7 @@ class _Scheduler:
             value, op = heappop(heap)
             if op in done:
                 continue
+            # A heap cannot change entries: an outdated one goes back with its present gain.
             if (now := -self._gain(op, left)) != value:  # readers before it have made it better
                 heappush(heap, (now, op))
                 continue

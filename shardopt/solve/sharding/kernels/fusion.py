@@ -16,59 +16,19 @@ from shardopt.graph.op_bytes import touched
 from shardopt.graph.op_graph import Op, OpGraph
 
 # Not computed twice: fused only where there is one reader.
-_EXPENSIVE = frozenset(
-    {
-        *(
-            "atan2",
-            "cbrt",
-            "cosine",
-            "divide",
-            "exponential",
-            "exponential_minus_one",
-            "log",
-            "log_plus_one",
-        ),
-        *("logistic", "power", "remainder", "rsqrt", "sine", "sqrt", "tan", "tanh"),
-    }
-)
+_EXPENSIVE = frozenset({
+    "atan2", "cbrt", "cosine", "divide", "exponential", "exponential_minus_one", "log",
+    "log_plus_one", "logistic", "power", "remainder", "rsqrt", "sine", "sqrt", "tan", "tanh",
+})  # fmt: skip
 # What a loop over the elements of a result can compute on the way, and what is cheap enough to be
 # computed twice.
 CHEAP = _EXPENSIVE | {
-    *(
-        "abs",
-        "add",
-        "and",
-        "broadcast_in_dim",
-        "ceil",
-        "clamp",
-        "compare",
-        "concatenate",
-        "convert",
-        "dynamic_slice",
-    ),
-    *(
-        "floor",
-        "iota",
-        "is_finite",
-        "maximum",
-        "minimum",
-        "multiply",
-        "negate",
-        "not",
-        "or",
-        "pad",
-        "reshape",
-    ),
-    *(
-        "reverse",
-        "round_nearest_afz",
-        "round_nearest_even",
-        "select",
-        "shift_left",
-        "shift_right_arithmetic",
-    ),
-    *("shift_right_logical", "sign", "slice", "subtract", "transpose", "xor"),
-}
+    "abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "compare", "concatenate",
+    "convert", "dynamic_slice", "floor", "iota", "is_finite", "maximum", "minimum", "multiply",
+    "negate", "not", "or", "pad", "reshape", "reverse", "round_nearest_afz",
+    "round_nearest_even", "select", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "slice", "subtract", "transpose", "xor",
+}  # fmt: skip
 _READS_ON_THE_WAY = CHEAP | {"reduce"}
 # The compiler folds these into a matrix product.
 _FOLDED = frozenset({"reshape", "transpose"})

@@ -34,6 +34,7 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
         kernels = {number[kernel] for kernel in kernels}
         reads = []
         for operand in op.operands:
+            # A kernel that makes a value has it on the chip.
             producing = {number[producers[operand]]} if producers[operand] >= 0 else set()
             fresh = set() if operand in fused else kernels - producing - seen[operand]
             seen[operand] |= fresh

@@ -244,6 +244,7 @@ def linear_modes(
         return ((0,),)
     if op.name == "pad" and op.operands[1] in zeros:
         return ((0,),)
+    # Linear in what it adds to and in what it adds; the places are whole.
     if op.name == "scatter" and op.reducer == "add" and len(op.operands) == 3:
         return ((0, 2),)
     return ()

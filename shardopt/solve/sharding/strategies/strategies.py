@@ -79,10 +79,12 @@ def op_strategies(
     only. `linear` says which operands and results may be unreduced, `accesses` in how many kernels
     the op touches each of its tensors: in one of its own, by default."""
     layout = Layouts().of(op, operands, results, mesh, linear)
-    return priced(layout, op, operands, results, CommunicationCosts(cluster, mesh), accesses)
+    return layout_strategies(
+        layout, op, operands, results, CommunicationCosts(cluster, mesh), accesses
+    )
 
 
-def priced(
+def layout_strategies(
     layout: Layout,
     op: Op,
     operands: Sequence[Tensor],
@@ -90,7 +92,7 @@ def priced(
     links: CommunicationCosts,
     accesses: Accesses | None,
 ) -> tuple[Strategy, ...]:
-    """The strategies of a layout of `op`, on the mesh of `links`."""
+    """The strategies of a layout of `op`, with their costs on the mesh of `links`."""
     device = links.cluster.group_of(links.mesh).device
     costs = _StrategyCosts(op, tuple(operands), tuple(results), links.mesh, device, accesses)
     return tuple(strategy for split in layout.splits for strategy in costs.strategies(split, links))
@@ -185,6 +187,7 @@ class _StrategyCosts:
                 steps += [
                     Step(PERMUTE, over, line * elements) for elements in exchanges(window, count)
                 ]
+                # The borders of the next dimension include those that have come with this one.
                 held = line * reach(window, count)
         return tuple(steps)
 

@@ -32,8 +32,8 @@ from shardopt.solve.sharding.strategies.linear import REDUCED, Linear
 from shardopt.solve.sharding.strategies.strategies import (
     Strategy,
     all_shardings,
+    layout_strategies,
     marker_strategy,
-    priced,
 )
 
 _T = TypeVar("_T")
@@ -194,7 +194,7 @@ class StrategyTables:
         accesses: Accesses | None,
     ) -> OpStrategies:
         layout = self._layouts.of(op, operands, results, self.mesh, linear)
-        strategies = priced(layout, op, operands, results, self._links, accesses)
+        strategies = layout_strategies(layout, op, operands, results, self._links, accesses)
         seconds = np.array([strategy.seconds * op.repeat for strategy in strategies])
         return OpStrategies(strategies, seconds, layout.operands, layout.results)
 
