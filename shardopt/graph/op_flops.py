@@ -41,83 +41,25 @@ class Work:
         return self.flops + TRANSCENDENTAL_FLOPS * self.transcendentals
 
 
-_TRANSCENDENTAL = frozenset(
-    {
-        *(
-            "atan2",
-            "cbrt",
-            "cosine",
-            "erf",
-            "exponential",
-            "exponential_minus_one",
-            "log",
-            "log_plus_one",
-            "logistic",
-        ),
-        *("power", "rsqrt", "sine", "sqrt", "tan", "tanh", "rng", "rng_bit_generator"),
-    }
-)
+_TRANSCENDENTAL = frozenset({
+    "atan2", "cbrt", "cosine", "erf", "exponential", "exponential_minus_one", "log",
+    "log_plus_one", "logistic", "power", "rsqrt", "sine", "sqrt", "tan", "tanh", "rng",
+    "rng_bit_generator",
+})  # fmt: skip
 
 # Operations that only move, name or make data, and those whose work stands in their regions or
 # callees, which the caller counts.
-_MOVEMENT = frozenset(
-    {
-        *(
-            "after_all",
-            "all_gather",
-            "all_to_all",
-            "async_done",
-            "async_start",
-            "broadcast",
-            "broadcast_in_dim",
-            "case",
-        ),
-        *(
-            "collective_broadcast",
-            "collective_permute",
-            "composite",
-            "concatenate",
-            "constant",
-            "copy",
-        ),
-        *(
-            "create_token",
-            "custom_call",
-            "dynamic_broadcast_in_dim",
-            "dynamic_gather",
-            "dynamic_iota",
-            "dynamic_pad",
-        ),
-        *(
-            "dynamic_reshape",
-            "dynamic_slice",
-            "dynamic_update_slice",
-            "gather",
-            "get_dimension_size",
-        ),
-        *(
-            "get_tuple_element",
-            "if",
-            "infeed",
-            "iota",
-            "optimization_barrier",
-            "outfeed",
-            "pad",
-            "partition_id",
-        ),
-        *(
-            "real_dynamic_slice",
-            "recv",
-            "reduce_scatter",
-            "replica_id",
-            "reshape",
-            "return",
-            "reverse",
-            "send",
-        ),
-        *("set_dimension_size", "slice", "torch_index_select", "transpose", "tuple", "while"),
-    }
-)
+_MOVEMENT = frozenset({
+    "after_all", "all_gather", "all_to_all", "async_done", "async_start", "broadcast",
+    "broadcast_in_dim", "case", "collective_broadcast", "collective_permute", "composite",
+    "concatenate", "constant", "copy", "create_token", "custom_call",
+    "dynamic_broadcast_in_dim", "dynamic_gather", "dynamic_iota", "dynamic_pad",
+    "dynamic_reshape", "dynamic_slice", "dynamic_update_slice", "gather", "get_dimension_size",
+    "get_tuple_element", "if", "infeed", "iota", "optimization_barrier", "outfeed", "pad",
+    "partition_id", "real_dynamic_slice", "recv", "reduce_scatter", "replica_id", "reshape",
+    "return", "reverse", "send", "set_dimension_size", "slice", "torch_index_select",
+    "transpose", "tuple", "while",
+})  # fmt: skip
 
 # FLOPs for each element of operand 0 of what XLA counts as nothing, but expands before it runs.
 _BATCH_NORM = {"batch_norm_inference": 2, "batch_norm_training": 7, "batch_norm_grad": 11}

@@ -132,6 +132,7 @@ def data_parallel(
     candidates = live_axes(tables.mesh) if axes is None else axes
     taken: Axes = ()
     for axis in candidates:
+        # Axis by axis: one that does not divide the batch is left to repeat the work.
         if flow.extent % tiles(tables.mesh, (*taken, axis)) == 0:
             taken = (*taken, axis)
     if candidates and not taken:

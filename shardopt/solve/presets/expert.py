@@ -98,6 +98,8 @@ class ExpertWalk(AxisWalk):
         ]
         if not carriers:
             return op.name == "broadcast_in_dim"
+        # Of a select, the values if it holds, with the predicate as mask; elsewhere one operand
+        # must bring all that varies along the dimension.
         values = carriers[1:2] if op.name == "select" else carriers if len(carriers) == 1 else []
         return any(self._repeats_along(operand, place) for operand, place in values)
 

@@ -174,6 +174,8 @@ def _microbatches(graph: OpGraph, argument: int, dim: int) -> list[tuple[int, in
         pending += [op.results[0] for op in reversed(cuts)]
         if not cuts and tensor != argument:
             shape = graph.tensors[tensor].shape
+            # Behind the cut the rows of a microbatch are the first dimension with more than one
+            # element.
             places.append((tensor, next((d for d, extent in enumerate(shape) if extent > 1), 0)))
     return places or [(argument, dim)]
 

@@ -64,6 +64,8 @@ class AxisWalk(ABC):
         known: dict[int, int] | None = None
         while known != self._split_inputs():
             known = self._split_inputs()
+            # All else is found anew: an operation before a decision was visited without knowing of
+            # it.
             self.where = [known.get(tensor) for tensor in range(len(self.graph.tensors))]
             self.allowed.clear()
             self.followers.clear()

@@ -22,7 +22,7 @@ Changes = tuple[tuple[int, "Option"], ...]  # slices and how they are sent inste
 
 
 class Option(NamedTuple):
-    """A way to send a slice: the links that it occupies, and how long."""
+    """One sender of a slice: the links that are occupied, and for how long."""
 
     out: Link
     into: Link
@@ -159,6 +159,7 @@ def _exchanges(
             theirs = _sure(loads.chosen[other]).out
             new = next((option for option in options[fetch] if option.out == theirs), None)
             back = next((option for option in options[other] if option.out == out), None)
+            # Each takes the other's sender: both links carry one slice as before, of another size.
             if out != theirs and new is not None and back is not None:
                 yield ((fetch, new), (other, back))
 
@@ -196,13 +197,14 @@ class _Search:
             self.best, self.best_top = list(self.loads.chosen), top
             return
         fetch = self.undecided[depth]
-        ways = sorted(
+        ranked = sorted(
             (max(top, self.loads.with_option(o)), number)
             for number, o in enumerate(self.options[fetch])
         )
-        for reached, number in ways:
+        for reached, number in ranked:
             self.nodes += 1
             done = self.best_top <= self.least * (1 + _EPSILON) or self.nodes > _MOST_NODES
+            # Options are ranked: those behind this one reach as much, so the whole row is done.
             if done or reached >= self.best_top * (1 - _EPSILON):
                 return
             option = self.options[fetch][number]

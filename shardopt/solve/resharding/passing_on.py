@@ -23,6 +23,7 @@ def all_gather(
     Where hosts take part with equally many devices, the k-th of each first gather over the hosts,
     so that each slice goes through a NIC once for each further host; then the devices of a
     host gather what came. Otherwise one ring passes through all hosts."""
+    # Rows of one device a host exist only where all hosts have equally many.
     if len({len(devices) for devices in hosts}) > 1:
         devices = [device for host in hosts for device in host]
         yield from _ring(devices, [bundles[device] for device in devices], 1)

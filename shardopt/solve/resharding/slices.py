@@ -74,6 +74,7 @@ def cut(slice_: Slice, count: int) -> tuple[Slice, ...]:
     for start, limit in slice_:
         parts.append(gcd(limit - start, left))
         left //= parts[-1]
+    # No extent shares a factor with what is left.
     if left > 1 and slice_:
         lengths = [
             (limit - start) // part for (start, limit), part in zip(slice_, parts, strict=True)

@@ -147,6 +147,7 @@ class Drafting:
         count = max(1, min(len(devices), most_rows // len(devices)))
         overlaps = [*self._source.overlaps(tile.slice)]
         parts = [(tile.slice, frozenset[int]())]
+        # Then no piece spans two tiles of the source.
         if count % len(overlaps) == 0:
             parts = [(slice_, frozenset(holders)) for slice_, holders in overlaps]
         pieces = [

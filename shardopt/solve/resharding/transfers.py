@@ -119,33 +119,34 @@ class _Planning:
         return {name: best_of.get(name, (name, best[1])) for name in _STRATEGIES} | {AUTO: best}
 
     def cheapest(
-        self, reshardings: Sequence[Resharding], ways: Sequence[list[_Named]]
+        self, reshardings: Sequence[Resharding], candidates: Sequence[list[_Named]]
     ) -> list[_Named]:
-        """The way with which all are through earliest, of several the one with fewest messages, and
-        of those the first; seconds that differ by rounding are equal.
+        """The candidate (a draft for each tensor) with which all tensors arrive earliest; of
+        several the one with the fewest messages, and of those the first.
 
-        Ways that must take long because of what hosts receive come last, and are left out when they
-        must take longer than another one does."""
-        if len(ways) == 1:
-            return ways[0]
-        least = [self._least_seconds(way) for way in ways]
+        Candidates are looked at by a lower bound of their seconds: what hosts must receive. Those
+        whose bound exceeds the seconds of another one are left out."""
+        if len(candidates) == 1:
+            return candidates[0]
+        least = [self._least_seconds(candidate) for candidate in candidates]
         best: tuple[float, int, int] | None = None
-        for number in sorted(range(len(ways)), key=least.__getitem__):
+        for number in sorted(range(len(candidates)), key=least.__getitem__):
             if best is not None and least[number] > best[0]:
                 break
-            plans = self.plans(reshardings, ways[number])
+            plans = self.plans(reshardings, candidates[number])
+            # Ten digits: sums that differ by rounding alone are equal, and messages decide.
             seconds = float(f"{plans_seconds(self._cluster, plans):.9e}")
             cost = (seconds, sum(map(messages, plans)), number)
             best = cost if best is None else min(best, cost)
         assert best is not None
-        return ways[best[2]]
+        return candidates[best[2]]
 
-    def _least_seconds(self, way: Sequence[_Named]) -> float:
+    def _least_seconds(self, candidate: Sequence[_Named]) -> float:
         """Seconds that the busiest receiving NIC needs at best, whoever sends."""
         hosts = self._cluster.hosts_of_devices
         near: dict[tuple[int, ...], frozenset[int]] = {}
         into: Counter[int] = Counter()
-        for fetch in (fetch for _, draft in way for fetch in draft.fetches):
+        for fetch in (fetch for _, draft in candidate for fetch in draft.fetches):
             if fetch.holders not in near:
                 near[fetch.holders] = frozenset(hosts[list(fetch.holders)].tolist())
             home = int(hosts[fetch.target])

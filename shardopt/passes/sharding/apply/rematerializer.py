@@ -92,6 +92,7 @@ class Rematerializer:
         for value, result in zip(passed, results, strict=True):
             self.shardings[result] = self.shardings[value]
         behind: dict[ir.Value, ir.Value] = dict(zip(passed, results, strict=True))
+        # Only the reader waits for the anchor: who else reads it takes it as before.
         if anchor is not None:
             _replace(before, anchor, behind.pop(anchor))
         return behind
