@@ -27,7 +27,7 @@ from benchmarks.frontend.plan_runs import run_case
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.pipeline.phases import PHASE_NAMES
 
-# The schedule of the third run, whose stages are priced the same unless memory binds.
+# The schedule of the third run, whose stages cost the same unless memory binds.
 _OTHER_SCHEDULE = "gpipe"
 _STATISTICS = {
     "candidates": "stage candidates",

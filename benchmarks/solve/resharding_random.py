@@ -17,7 +17,7 @@ HEAD = ("what", "sets", "against", "mean", "worst", "equal")
 
 def random_order(count: int) -> tuple[str, ...]:
     """Messages of random sizes between eight hosts and eight others, as listed and in order,
-    against the busiest card."""
+    against the busiest NIC."""
     cluster, rng = load_cluster("p3.16xlarge:16x1"), np.random.default_rng(0)
     ratios = []
     for _ in range(count):
@@ -30,7 +30,7 @@ def random_order(count: int) -> tuple[str, ...]:
         links = Links.of(cluster, [(int(a), int(b), int(size)) for a, b, size in rows])
         seconds = Ordered(links).seconds, Ordered(links.reordered(best_order(links))).seconds
         ratios.append([each / links.busiest_seconds for each in seconds])
-    return _ratio_row("40 messages in order (as listed)", "busiest card", np.array(ratios))
+    return _ratio_row("40 messages in order (as listed)", "busiest NIC", np.array(ratios))
 
 
 def random_senders(count: int) -> tuple[str, ...]:

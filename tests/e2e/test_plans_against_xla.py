@@ -2,7 +2,7 @@
 host devices.
 
 What the solver would rarely choose is shown by presets and by random plans: any strategy of any
-operation that the rules allow has to compile to the collectives it was priced with."""
+operation that the rules allow has to compile to the collectives it was predicted with."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_module_exchanges_what_the_plan_says(name: str, mesh: str, plan: str
         pytest.param("transformer", "2x2", 2, marks=slow),
     ],
 )
-def test_random_plans_are_compiled_as_they_are_priced(name: str, mesh: str, seed: int) -> None:
+def test_random_plans_are_compiled_as_predicted(name: str, mesh: str, seed: int) -> None:
     """But for what XLA finds to be equal on all devices, or made twice: it moves a little less than
     such plans say."""
     planned, emitted = exchanged(name, mesh, f"random:{seed}")

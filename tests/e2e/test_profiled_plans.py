@@ -63,7 +63,7 @@ def planned(options: PlanOptions, path: str) -> Plan:
         (ONE_MESH, "all_to_all", False),
     ],
 )
-def test_every_kind_of_work_is_priced_as_measured(
+def test_every_kind_of_work_costs_what_was_measured(
     tmp_path: Path, options: PlanOptions, kind: str, slower: bool
 ) -> None:
     plain, slow = (

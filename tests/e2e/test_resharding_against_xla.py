@@ -1,4 +1,4 @@
-"""From any sharding to any other: XLA takes exactly the chain of collectives that was priced,
+"""From any sharding to any other: XLA takes exactly the chain of collectives that was predicted,
 whichever format says so.
 
 All pairs stand in one module, each with an argument of its own, so that one compilation shows them
@@ -81,9 +81,7 @@ def split(collective: HloCollective, parts: int) -> list[HloCollective]:
         pytest.param("2x2x2", (8, 16), marks=pytest.mark.slow),
     ],
 )
-def test_every_chain_is_taken_as_it_was_priced(
-    text: str, shape: tuple[int, ...], form: str
-) -> None:
+def test_every_chain_is_taken_as_predicted(text: str, shape: tuple[int, ...], form: str) -> None:
     mesh = parse_mesh(text)
     pairs = list(permutations(all_shardings(mesh, shape), 2))
     with make_context() as context:

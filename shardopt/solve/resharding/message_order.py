@@ -55,8 +55,7 @@ def _open_shop(out: list[int], into: list[int], seconds: list[float]) -> list[fl
     heapify(events)
     while events:
         now, link = heappop(events)
-        # The receiver that is free first, and of those the one with most left: it must not run dry
-        # later.
+        # The receiver that is free first, and of those the one with most left to receive.
         queue = waiting[link]
         number = min(queue, key=lambda each: (max(now, free_in[into[each]]), -left[into[each]]))
         start = max(now, free_in[into[number]])

@@ -58,7 +58,7 @@ def test_the_page_shows_these_figures() -> None:
 
 
 def test_picture() -> None:
-    """A bar at both ends of each message, at the time that the plan is priced with."""
+    """A bar at both ends of each message, at the time that the plan predicts."""
     cluster = load_cluster("p3.16xlarge:2x2")
     rows = ((0, 0, 2, ((0, 4),)), (0, 0, 2, ((4, 6),)), (0, 1, 1, ((0, 8),)), (1, 2, 3, ((0, 6),)))
     phases = step_phases([ReshardStep(*row) for row in rows], 4)

@@ -32,15 +32,22 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "operations.md"
 _FEW = 2
 _HEAD = """# Operations and how they are split
 
-Made from the examples of tests/unit/operations/op_examples.py by
-`python -m tests.unit.operations.operations_page`; a test checks that it is up to date.
-Another (tests/e2e/test_op_strategies.py) compiles every strategy of every example on four devices, and
-compares numbers and collectives with what the planner says.
+This page is made from small examples of all operations (tests/unit/operations/op_examples.py) by
+`python -m tests.unit.operations.operations_page`; a test checks that it is up to date. Another test
+(tests/e2e/test_op_strategies.py) compiles every strategy of every example on four devices, and compares numbers and
+collectives with those that the planner predicts.
 
-One letter is one factor: dimensions with the same letter are split together. *Split* are the factors that need no
-exchange, *reduced* those that are contracted (all-reduce, reduce-scatter, or a sum that stays open), *bordered* those
-along which windows move, so that neighbours exchange the elements that cross a border (collective-permute). The others
-stay whole. Only axes that divide an extent split it; `uneven-dimension` remarks name large ones that do not divide.
+In the column *dimensions* each letter is a factor. Dimensions with the same letter are split together. The next columns
+say what becomes of each factor:
+
+* *split*: it can be split without communication.
+* *reduced*: it is contracted. If it is split, the result is all-reduced, reduce-scattered, or stays unreduced.
+* *bordered*: a window moves along it. If it is split, neighbours exchange the elements that cross a border
+  (collective-permute).
+* *whole*: it is not split.
+
+A mesh axis splits a dimension only if it divides its extent. The remark `uneven-dimension` names large dimensions that
+no axis divides.
 
 | operation | dimensions | split | reduced | bordered | whole |
 |---|---|---|---|---|---|
@@ -48,10 +55,14 @@ stay whole. Only axes that divide an extent split it; `uneven-dimension` remarks
 _CONTROL = """
 ## Control flow
 
-The operations inside of `while`, `case` and `if` are planned like all others. What a loop carries has one sharding from
-entry to result; it may be resharded before the loop and at the end of an iteration. An iteration counts as often as the
-loop runs, or {trips} times where that depends on data (remark `unknown-trip-count`). All branches count as if they ran.
-`optimization_barrier` is transparent: results have the shardings of its operands.
+Operations inside `while`, `case` and `if` are planned like all others.
+
+* A value that a loop carries has one sharding from its entry to the result of the loop. It may be resharded before the
+  loop and at the end of each iteration.
+* The cost of an iteration counts as often as the loop runs. If that depends on data, it counts {trips} times (remark
+  `unknown-trip-count`).
+* The costs of all branches count, as if every branch ran.
+* `optimization_barrier` is transparent: each result has the sharding of its operand.
 
 ## Operations that run replicated
 
