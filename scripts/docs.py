@@ -214,10 +214,9 @@ def dialect_page() -> str:
         "# What the IR says",
         _generated(),
         "The IR is StableHLO inside operations of the `mpmd` dialect, both registered by the stock "
-        "`jaxlib`. What a "
-        "pass decides stands in the attributes below, so any pass can run alone on text. All "
-        "values are builtin, "
-        "`mpmd` or `sdy` attributes: they survive bytecode and other tools.",
+        "`jaxlib`. What a pass decides stands in the attributes below, so any pass can run alone "
+        "on text. All values are builtin, `mpmd` or `sdy` attributes: they survive bytecode "
+        "and other tools.",
         "## Attributes",
     ]
     for attribute in ATTRIBUTES:
@@ -234,11 +233,9 @@ def dialect_page() -> str:
     blocks.append("## Forms")
     blocks.append(
         "Each phase leaves a form, which `shardopt-verify-<form>` checks before the next phase "
-        "reads it. One form "
-        "stands between the steps of a phase: decisions are attributes that later steps obey. "
-        "Under each "
-        "stand the errors that its verifier can report, with `…` for what is filled in: the list "
-        "of what holds."
+        "reads it. One form stands between the steps of a phase: decisions are attributes that "
+        "later steps obey. Under each stand the errors that its verifier can report, with `…` for "
+        "what is filled in: the list of what holds."
     )
     for phase in PHASES:
         for form in _forms_of(phase):
@@ -275,13 +272,11 @@ def options_page() -> str:
         "# Options of planning",
         _generated(),
         "Each option is declared once, in `shardopt/options/plan_options.py`. It is a keyword "
-        "argument of "
-        "`shardopt.optimize` and the functions named below, a flag of `shardopt plan`, a field of "
-        "`PlanOptions`, an "
-        "option of the phases that it is handed to (`intra` is the [pipeline of one "
-        "mesh](passes.md#shardopt-intra); a "
-        "name behind a phase is what the option is called there), and a field under `options` of a "
-        "[plan file](../guide/plan-file.md). Passes have further options, which "
+        "argument of `shardopt.optimize` and the functions named below, a flag of `shardopt plan`, "
+        "a field of `PlanOptions`, an option of the phases that it is handed to (`intra` is the "
+        "[pipeline of one mesh](passes.md#shardopt-intra); a name behind a phase is what the "
+        "option is called there), and a field under `options` of a [plan "
+        "file](../guide/plan-file.md). Passes have further options, which "
         "[passes.md](passes.md) lists.",
         _table(HEADER, option_rows()),
     ]

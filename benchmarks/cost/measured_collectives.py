@@ -70,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for (hardware, gpus, name), group_errors in grouped.items():
         close = sum(abs(error) <= _WITHIN for error in group_errors)
         print(
-            f"| {hardware} | {gpus} | {name} | {len(group_errors)} | {median(group_errors):+.0%} "
-            f"| {close} |"
+            f"| {hardware} | {gpus} | {name} | {len(group_errors)} | "
+            f"{median(group_errors):+.0%} | {close} |"
         )
     return 0
 

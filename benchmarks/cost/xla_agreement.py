@@ -126,8 +126,8 @@ def _traffic(rows: Sequence[dict]) -> Iterator[Traffic]:
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a table for the documentation."""
     lines = [
-        "| model | mesh | plan | format | predicted | compiled | ratio | verdict | where they "
-        "differ |"
+        "| model | mesh | plan | format | predicted | compiled | ratio | verdict | "
+        "where they differ |"
     ]
     lines.append("|---|---|---|---|---:|---:|---:|---|---|")
     return "\n".join([*lines, *("| " + " | ".join(_cells(row)) + " |" for row in rows), ""])

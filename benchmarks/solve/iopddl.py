@@ -137,8 +137,8 @@ def _field(text: str, label: str) -> str:
 
 def markdown(rows: list[Row]) -> str:
     lines = [
-        "| instance | limit | wall | CPU | peak memory | cost | bound | gap | of the best team's | "
-        "status |",
+        "| instance | limit | wall | CPU | peak memory | cost | bound | gap | of the best "
+        "team's | status |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -148,8 +148,8 @@ def markdown(rows: list[Row]) -> str:
             gap = f"{(row.cost - row.bound) / row.cost:.3%}"
             ratio = f"{row.cost / CONTEST[row.name][1]:.5f}"
         lines.append(
-            f"| {row.name} | {row.limit:.0f} s | {row.seconds:.1f} s | {row.cpu_seconds:.1f} s "
-            f"| {row.peak_bytes / 2**30:.2f} GiB | {cost} | {row.bound:,.0f} | {gap} | {ratio} | "
+            f"| {row.name} | {row.limit:.0f} s | {row.seconds:.1f} s | {row.cpu_seconds:.1f} s | "
+            f"{row.peak_bytes / 2**30:.2f} GiB | {cost} | {row.bound:,.0f} | {gap} | {ratio} | "
             f"{row.status} |"
         )
     return "\n".join(lines)

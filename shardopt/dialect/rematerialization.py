@@ -83,8 +83,7 @@ def _row(row: ir.Attribute) -> Recompute | SeparateCopy:
         return Recompute(_numbers(fields["chain"]), strategies, _numbers(fields["readers"]))
     raise ValueError(
         f"expected rows of '{REMATERIALIZE}' with chain, strategies and readers, or with operand "
-        "and "
-        f"readers, found {row}"
+        f"and readers, found {row}"
     )
 
 

@@ -39,8 +39,8 @@ def read_stages(main: ir.Operation) -> tuple[PlacedStage, ...]:
     """The stages in pipeline order. Raises ValueError where there are none, or of another form."""
     if STAGES not in main.attributes:
         raise ValueError(
-            f"expected attribute '{STAGES}' on '@main' (run shardopt-choose-stages first), found "
-            "none"
+            f"expected attribute '{STAGES}' on '@main' (run shardopt-choose-stages "
+            "first), found none"
         )
     try:
         return tuple(_stage(ir.DictAttr(row)) for row in ir.ArrayAttr(main.attributes[STAGES]))

@@ -151,8 +151,7 @@ def check_extent(main: ir.Operation, batch: BatchArgument, count: int) -> None:
         raise _error(
             main,
             f"expected a batch that divides into num-microbatches={count}, found extent {extent} "
-            "of dimension "
-            f"{batch.dim} of {called(main, batch.index)}; its divisors are {divisors}",
+            f"of dimension {batch.dim} of {called(main, batch.index)}; its divisors are {divisors}",
         )
 
 

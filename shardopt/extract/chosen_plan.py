@@ -142,7 +142,7 @@ def _sharding(value: ir.Value) -> Sharding:
     sharding = parse_mesh_tensor(value.type).sharding
     if sharding is None:
         raise ValueError(
-            "expected a mesh tensor with a sharding (run shardopt-choose-shardings first), found "
-            f"{value.type}"
+            "expected a mesh tensor with a sharding (run shardopt-choose-shardings first), "
+            f"found {value.type}"
         )
     return sharding

@@ -170,8 +170,8 @@ class _Extractor:
         (mesh, a), (other, b) = self.place[first], self.place[second]
         if mesh is not other:
             raise ValueError(
-                f"expected a value and what replaces it on one mesh, found {first.type} and "
-                f"{second.type}"
+                f"expected a value and what replaces it on one mesh, found {first.type} "
+                f"and {second.type}"
             )
         if a != b:
             mesh.tied.append((a, b))

@@ -206,8 +206,8 @@ def valid_schedule(text: ScheduleText, pipeline: PipelineGraph, num_microbatches
     )
     if applied is not None:
         raise UserError(
-            f"schedule '{text.name}': task {applied} changes weights within a step, which plans "
-            "cannot run"
+            f"schedule '{text.name}': task {applied} changes weights within a step, which "
+            "plans cannot run"
         )
     validate(schedule, pipeline.graph)
     return schedule
@@ -227,16 +227,16 @@ def _check_halves(name: str, graph: StageGraph) -> None:
         )
     if not split_kinds and kinds & halves:
         raise UserError(
-            f"schedule '{name}' orders whole backwards: expected fragments of kind bwd, found "
-            "halves"
+            f"schedule '{name}' orders whole backwards: expected fragments of kind "
+            "bwd, found halves"
         )
 
 
 def _fragment_seconds(op: ir.Operation) -> float:
     if COST not in op.attributes:
         raise ValueError(
-            f"expected attribute '{COST}' on every fragment (written by the shard phase), found "
-            "none"
+            f"expected attribute '{COST}' on every fragment (written by the shard "
+            "phase), found none"
         )
     return ir.FloatAttr(ir.DictAttr(op.attributes[COST])["seconds"]).value
 

@@ -96,8 +96,7 @@ def _of_block(holder: ir.Operation, mesh: Mesh) -> Iterator[Violation]:
             yield Violation(
                 holder,
                 f"expected '{REMATERIALIZE}' to name operations below {len(ops)} in rising order, "
-                "readers behind "
-                f"the chain, found {list(named)}",
+                f"readers behind the chain, found {list(named)}",
             )
         elif isinstance(row, SeparateCopy) and not 0 <= row.operand < (
             count := len(_read_by(ops[row.readers[0]]))

@@ -129,8 +129,8 @@ class _Verifier:
             if not 0 <= alias < len(results):
                 self.report(
                     main,
-                    f"argument {number} aliases result {alias}, but there are {len(results)} "
-                    "results",
+                    f"argument {number} aliases result {alias}, but there are "
+                    f"{len(results)} results",
                 )
             elif alias in taken:
                 self.report(
@@ -202,8 +202,8 @@ class _Verifier:
         if stated != expected:
             self.report(
                 op,
-                f"function @{name}: expected mesh_shape {expected} of mesh '{mesh.name}', found "
-                f"{stated}",
+                f"function @{name}: expected mesh_shape {expected} of mesh '{mesh.name}', "
+                f"found {stated}",
             )
         annotated = is_annotated(callee)
         calls = [inner.name for inner in _nested_ops(callee) if inner.name == "func.call"]
@@ -351,8 +351,7 @@ class _Verifier:
                 self.report(
                     reader,
                     f"carried value {number} is written by {_task(writer)} but read by "
-                    f"{_task(reader)}: "
-                    "the schedule may run them in another order",
+                    f"{_task(reader)}: the schedule may run them in another order",
                 )
 
 

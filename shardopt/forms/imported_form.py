@@ -112,8 +112,8 @@ def _of_name(op: ir.Operation) -> str:
         return f"expected no calls, found '{name}' of '@{callee}'; run shardopt-inline-calls first"
     if name in _PER_DEVICE:
         return (
-            f"expected a program for all devices, found '{name}', which is code for one device "
-            "of a mesh"
+            f"expected a program for all devices, found '{name}', which is code for one "
+            "device of a mesh"
         )
     if name == "stablehlo.custom_call":
         target = ir.StringAttr(op.attributes["call_target_name"]).value

@@ -80,8 +80,8 @@ def _of_call(program: Program) -> Iterator[Violation]:
     if passed[len(passed) - len(carried) :] != carried:
         yield Violation(
             program.call,
-            f"expected the last {len(carried)} operands to be the accumulators and the index in "
-            "order",
+            f"expected the last {len(carried)} operands to be the accumulators and the "
+            "index in order",
         )
     if list(terminator(program.loop_block).operands) != list(program.call.results):
         yield Violation(terminator(program.loop_block), "expected the results of the call in order")

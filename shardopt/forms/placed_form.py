@@ -93,8 +93,8 @@ def _of_in_flight(program: Program, num_stages: int) -> Iterator[Violation]:
     if len(counts) != num_stages or min(counts, default=0) < 1:
         yield Violation(
             program.loop,
-            f"expected a number from 1 for each of {num_stages} stages in '{IN_FLIGHT}', found "
-            f"{counts}",
+            f"expected a number from 1 for each of {num_stages} stages in '{IN_FLIGHT}', "
+            f"found {counts}",
         )
 
 

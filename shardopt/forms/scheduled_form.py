@@ -87,8 +87,8 @@ def _of_order(
         if held != peak:
             yield Violation(
                 program.loop,
-                f"expected a peak of {held} bytes on mesh '{mesh.name}', which its tasks hold, "
-                f"found {peak}",
+                f"expected a peak of {held} bytes on mesh '{mesh.name}', which its tasks "
+                f"hold, found {peak}",
             )
 
 

@@ -156,8 +156,8 @@ def _of_ends(main: ir.Operation, block: ir.Block) -> Iterator[Violation]:
         for number, value in enumerate(values):
             if _is_unreduced(value):
                 message = (
-                    f"{what} {number} of '@main': expected a value that is summed up, found "
-                    f"{value.type}"
+                    f"{what} {number} of '@main': expected a value that is summed up, "
+                    f"found {value.type}"
                 )
                 yield Violation(main, message)
 
@@ -249,7 +249,7 @@ def _tile_error(text: str, shape: tuple[int, ...], devices: int) -> str:
     for dim, (extent, count) in enumerate(zip(shape, tiles, strict=True)):
         if extent % count:
             return (
-                f"expected dimension {dim} of extent {extent} to divide into {count} tiles in "
-                f"'{text}'"
+                f"expected dimension {dim} of extent {extent} to divide into {count} "
+                f"tiles in '{text}'"
             )
     return ""

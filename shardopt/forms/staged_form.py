@@ -128,8 +128,8 @@ class _Checker:
             kind_text = f"'{kind}'" if kind else "none"
             yield Violation(
                 op,
-                f"expected '{KIND}' {' or '.join(map(repr, kinds))} on the fragment here, found "
-                f"{kind_text}",
+                f"expected '{KIND}' {' or '.join(map(repr, kinds))} on the fragment here, "
+                f"found {kind_text}",
             )
         if STAGE_ID not in op.attributes:
             yield Violation(op, f"expected a stage on the fragment of mesh '{mesh}', found none")
@@ -139,8 +139,8 @@ class _Checker:
         if home != mesh:
             yield Violation(
                 op,
-                f"expected stage {stage} on mesh '{home}', found its {kind} fragment on mesh "
-                f"'{mesh}'",
+                f"expected stage {stage} on mesh '{home}', found its {kind} fragment "
+                f"on mesh '{mesh}'",
             )
         for number, operand in enumerate(op.operands):
             made_by = self.made_by.get(operand, stage)

@@ -58,11 +58,9 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "0 : i32",
         INPUT,
         "On an argument of `@main`: the result that replaces it in the next step. A training step "
-        "marks its state this "
-        "way. On an argument of a stage "
-        "function "
-        "(`shardopt-lower-to-fragment-calls`): its buffer dies in the call, and this result takes "
-        "it over.",
+        "marks its state this way. On an argument of a stage function "
+        "(`shardopt-lower-to-fragment-calls`): its buffer dies in the call, and this result "
+        "takes it over.",
     ),
     AttributeDoc(
         BUFFER_DONOR,
@@ -70,9 +68,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "true",
         INPUT,
         "On an argument of `@main`: its buffer is donated, and no result is named. Such arguments "
-        "are paired with "
-        "results of equal type in order, as JAX pairs them; the stage phase writes the pairs as "
-        "`tf.aliasing_output`.",
+        "are paired with results of equal type in order, as JAX pairs them; the stage phase writes "
+        "the pairs as `tf.aliasing_output`.",
     ),
     AttributeDoc(
         REPLACED_BY,
@@ -91,12 +88,10 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "1>}",
         "shardopt-read-annotations",
         "A sharding that the user asks for, on arguments and results of `@main` and on markers "
-        "(`@Sharding` custom "
-        "calls): the axes and sizes of the user's own mesh, the axes of every dimension, and the "
-        "dimensions that may "
-        "be split further. `replicated` are axes that split nothing, `devices` the device ids in "
-        "row-major order of "
-        "the axes where they are not 0, 1, 2, … The shard phase obeys it and removes it.",
+        "(`@Sharding` custom calls): the axes and sizes of the user's own mesh, the axes of every "
+        "dimension, and the dimensions that may be split further. `replicated` are axes that split "
+        "nothing, `devices` the device ids in row-major order of the axes where they are not 0, 1, "
+        "2, … The shard phase obeys it and removes it.",
     ),
     AttributeDoc(
         BATCH,
@@ -119,10 +114,9 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "2 : i64",
         "shardopt-cluster-layers",
         "On every operation of the step and on arguments of `@main`: the layer it belongs to, from "
-        "0, the same for an "
-        "operation, its backward and the update of what it reads. -1 stands for operations that "
-        "each reader repeats "
-        "for itself. The stage phase turns it into the `origin` of fragments and removes it.",
+        "0, the same for an operation, its backward and the update of what it reads. -1 stands for "
+        "operations that each reader repeats for itself. The stage phase turns it into the "
+        "`origin` of fragments and removes it.",
     ),
     AttributeDoc(
         CLUSTER,
@@ -146,8 +140,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '#mpmd.topology<<"m0" : <["x"=1, "y"=2]>>, <"m1" : <["x"=1, "y"=2]>>>',
         "shardopt-choose-stages",
         "On `@main` and `@microbatch`: the meshes, in the order of their first stages, with the "
-        "names and sizes of "
-        "their axes. An attribute of the mpmd dialect.",
+        "names and sizes of their axes. An attribute of the mpmd dialect.",
     ),
     AttributeDoc(
         DEVICES,
@@ -165,10 +158,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         'mesh = "m1"}]',
         "shardopt-choose-stages",
         "On `@main`: the stages in pipeline order, each with its first and last layer, its mesh, "
-        "and "
-        "what its backward is still to recompute. `shardopt-recompute-stages` obeys `recompute` "
-        "and "
-        "removes it, `shardopt-outline-fragments` obeys the rest.",
+        "and what its backward is still to recompute. `shardopt-recompute-stages` obeys "
+        "`recompute` and removes it, `shardopt-outline-fragments` obeys the rest.",
     ),
     AttributeDoc(
         IN_FLIGHT,
@@ -176,9 +167,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "array<i64: 2, 1>",
         "shardopt-choose-stages",
         "How many microbatches of every stage stand between their forward and their backward at "
-        "once under the "
-        "schedule that the stages were planned for: what the forward keeps for the backward is "
-        "held so many times.",
+        "once under the schedule that the stages were planned for: what the forward keeps for the "
+        "backward is held so many times.",
     ),
     AttributeDoc(
         RECOMPUTE,
@@ -207,12 +197,10 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "formula_bound = 1.49e-02 : f64}",
         "shardopt-choose-stages",
         "The schedule that the stages were planned for, and what was predicted when they were "
-        "chosen: the seconds of a "
-        "step by the simulator, those by the formula of the stage DP, and a lower bound of the "
-        "formula over all plans "
-        "(absent for a baseline). `shardopt-schedule-pipeline` takes this schedule, or a shorter "
-        "one that holds no "
-        "more, unless it is told another.",
+        "chosen: the seconds of a step by the simulator, those by the formula of the stage DP, and "
+        "a lower bound of the formula over all plans (absent for a baseline). "
+        "`shardopt-schedule-pipeline` takes this schedule, or a shorter one that holds no more, "
+        "unless it is told another.",
     ),
     AttributeDoc(
         KIND,
@@ -230,10 +218,9 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "unit",
         "shardopt-separate-accumulators",
         "On an identity (`@Sharding`) through which a fragment reads a result of the microbatch "
-        "loop: where a sum that "
-        "stays open in the loop may be taken, once for all readers. `shardopt-insert-reshards` "
-        "removes the attribute, "
-        "and the identity too where nothing is summed.",
+        "loop: where a sum that stays open in the loop may be taken, once for all readers. "
+        "`shardopt-insert-reshards` removes the attribute, and the identity too where "
+        "nothing is summed.",
     ),
     AttributeDoc(
         STRATEGY,
@@ -257,9 +244,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "unit",
         "shardopt-choose-shardings",
         "On an operation that is cheaper to run again than its result is to move (a constant, a "
-        "broadcast scalar): "
-        "readers that want another sharding get a clone. `shardopt-insert-reshards` makes them and "
-        "removes it.",
+        "broadcast scalar): readers that want another sharding get a clone. "
+        "`shardopt-insert-reshards` makes them and removes it.",
     ),
     AttributeDoc(
         REMATERIALIZE,
@@ -268,14 +254,11 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "{operand = 1 : i64, readers = array<i64: 8>}]",
         "shardopt-choose-shardings",
         "What is recomputed instead of kept: `readers` get the last value of copies of the "
-        "operations `chain`, "
-        "which run with `strategies`. A row with an `operand` lets readers reshard that operand of "
-        "the first of them "
-        "once more, instead of sharing a copy with earlier readers. Operations are numbered as "
-        "they stand in the "
-        "fragment, those in loops and branches instead of these, without barriers. "
-        "`shardopt-rematerialize` obeys and "
-        "removes it.",
+        "operations `chain`, which run with `strategies`. A row with an `operand` lets readers "
+        "reshard that operand of the first of them once more, instead of sharing a copy with "
+        "earlier readers. Operations are numbered as they stand in the fragment, those in loops "
+        "and branches instead of these, without barriers. `shardopt-rematerialize` obeys "
+        "and removes it.",
     ),
     AttributeDoc(
         PLAIN_MESH,
@@ -283,8 +266,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '#sdy.mesh<["x"=2, "y"=2]>',
         "shardopt-choose-shardings",
         "On the `@main` of a module without stages, until `shardopt-annotate-shardings`: the mesh "
-        "that it is sharded "
-        "over. An attribute of Shardy.",
+        "that it is sharded over. An attribute of Shardy.",
     ),
     AttributeDoc(
         MHLO_SHARDING,
@@ -308,12 +290,10 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "i64}]}",
         "shardopt-choose-shardings",
         "What one execution of the fragment, or of `@main` of a module without stages, is "
-        "predicted to take. "
-        "`collectives` counts tensors and bytes by kind and mesh axes: the most that one device "
-        "holds of each tensor, "
-        "which is the whole value for gathers and reductions and the device's share for all-to-all "
-        "and permute; "
-        "`communication_bytes` is their sum. `peak_bytes` is the most one device holds.",
+        "predicted to take. `collectives` counts tensors and bytes by kind and mesh axes: the most "
+        "that one device holds of each tensor, which is the whole value for gathers and reductions "
+        "and the device's share for all-to-all and permute; `communication_bytes` is their sum. "
+        "`peak_bytes` is the most one device holds.",
     ),
     AttributeDoc(
         CHOICES,
@@ -321,9 +301,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '{m0 = {inputs = {arg0 = "[{}, {y}]"}, ops = ["tanh [{}, {y}] -> [{}, {y}]"]}}',
         "shardopt-choose-shardings",
         "On `@main`, for the plan file: the shardings of what arrives at each mesh, and of "
-        "operands and results of all "
-        "its operations in the order in which the shard phase reads them. The export phase removes "
-        "it.",
+        "operands and results of all its operations in the order in which the shard phase reads "
+        "them. The export phase removes it.",
     ),
     AttributeDoc(
         RESHARDING,
@@ -333,14 +312,11 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "seconds = 1.81e-04 : f64}",
         "shardopt-insert-transfers",
         "Who sends which part to whom. A row of `steps` is (phase, source device, destination "
-        "device, start of the slice "
-        "in each dimension, limit of the slice in each dimension); phase 0 crosses meshes, later "
-        "phases pass on inside "
-        "the destination what arrived in phases before. Rows of a phase are in the order in which "
-        "they are best sent. "
-        "`bytes` cross in phase 0; `seconds` are predicted for all phases, and for all values that "
-        "travel in one "
-        "message with this one. The microbatch index is known everywhere and has none.",
+        "device, start of the slice in each dimension, limit of the slice in each dimension); "
+        "phase 0 crosses meshes, later phases pass on inside the destination what arrived in "
+        "phases before. Rows of a phase are in the order in which they are best sent. `bytes` "
+        "cross in phase 0; `seconds` are predicted for all phases, and for all values that travel "
+        "in one message with this one. The microbatch index is known everywhere and has none.",
     ),
     AttributeDoc(
         SCHEDULE,
@@ -349,18 +325,17 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "peak_bytes = array<i64: 2883584, 2097156>}",
         "shardopt-schedule-pipeline",
         "The order of tasks on every mesh, by name (an order that no name stands for is listed as "
-        "`tasks`, a text for "
-        "each mesh), with what the simulator predicts for a step: its length, the share of mesh "
-        "time in which no task "
-        "runs, and the peak memory of a device of each mesh.",
+        "`tasks`, a text for each mesh), with what the simulator predicts for a step: its length, "
+        "the share of mesh time in which no task runs, and the peak memory of a "
+        "device of each mesh.",
     ),
     AttributeDoc(
         STAGE,
         ("mpmd.fragment_call",),
         "0 : i64",
         "shardopt-lower-to-fragment-calls",
-        "The stage of a call; fragments have `stage_id` instead, which the operation for calls "
-        "lacks.",
+        "The stage of a call; fragments have `stage_id` instead, which the operation "
+        "for calls lacks.",
     ),
     AttributeDoc(
         MESH_SHAPE,

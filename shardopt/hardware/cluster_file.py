@@ -122,8 +122,8 @@ _GROUP_FIELDS = {
     ),
     "device_links": Field(
         Nullable(Items(Items(_NUMBER_OF_LINKS, least=1), least=1)),
-        "for each device of a host, the number of links to each of them; left out: a switch joins "
-        "them all",
+        "for each device of a host, the number of links to each of them; left out: a switch "
+        "joins them all",
         None,
     ),
 }
@@ -299,8 +299,8 @@ def _combine(spec: str, parts: list[Cluster]) -> Cluster:
     for part in parts:
         if len(part.groups) > 1:
             raise UserError(
-                f"cluster '{spec}': expected parts with one host group each, '{part.name}' has "
-                "several"
+                f"cluster '{spec}': expected parts with one host group each, "
+                f"'{part.name}' has several"
             )
         group = part.groups[0]
         earlier = sum(

@@ -53,8 +53,8 @@ def case_of(row: Row) -> Case:
     spec = spec_of(row)
     if spec.layers % (layout.stages * block_layers(spec)):
         raise InexpressibleRow(
-            f"{spec.layers} layers on {layout.stages} stages: which stage has how many is not "
-            "stated"
+            f"{spec.layers} layers on {layout.stages} stages: which stage has how "
+            "many is not stated"
         )
     if isinstance(spec, ResnetSpec):
         _check_resnet(precision, layout)

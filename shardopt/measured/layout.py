@@ -83,8 +83,8 @@ def layout_of(row: Row) -> Layout:
         microbatch = max(1, microbatch // replicas)
     if row.gbs % (replicas * (microbatch or 1)):
         raise InexpressibleRow(
-            f"a batch of {row.gbs} is no multiple of {replicas} replicas of {microbatch or 1} "
-            "examples"
+            f"a batch of {row.gbs} is no multiple of {replicas} replicas of "
+            f"{microbatch or 1} examples"
         )
     recomputation = _recomputation(row.recompute)
     return Layout(

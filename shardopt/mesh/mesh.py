@@ -114,8 +114,8 @@ class Sharding:
         for dim, (extent, tiles) in enumerate(zip(shape, self.tile_counts(mesh), strict=True)):
             if extent % tiles:
                 raise ValueError(
-                    f"sharding {self}: dimension {dim} of extent {extent} is not divisible into "
-                    f"{tiles} tiles"
+                    f"sharding {self}: dimension {dim} of extent {extent} is not divisible "
+                    f"into {tiles} tiles"
                 )
 
     def check_axes(self, mesh: Mesh, shape: tuple[int, ...]) -> None:

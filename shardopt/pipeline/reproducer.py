@@ -96,8 +96,8 @@ def read_recipe(text: str, name: str) -> Recipe:
     recipes = list(_PIPELINE.finditer(text))
     if not recipes:
         raise UserError(
-            f"'{name}' is no reproducer: expected a 'mlir_reproducer' resource with a pipeline in "
-            "it"
+            f"'{name}' is no reproducer: expected a 'mlir_reproducer' resource with a "
+            "pipeline in it"
         )
     pipeline = re.sub(r"\\([0-9A-Fa-f]{2}|.)", _unescaped, recipes[-1][1])
     verify = _VERIFY_EACH.search(text, recipes[-1].end())

@@ -37,8 +37,8 @@ def _layer_errors(plan: PlanFile) -> Iterator[str]:
         missing = next((layer for layer in range(count) if layer not in used), None)
         if missing is not None:
             yield (
-                "field 'layers.body': expected operations of every layer, found none of layer "
-                f"{missing}"
+                "field 'layers.body': expected operations of every layer, found none of "
+                f"layer {missing}"
             )
         if any(layer < 0 for layer, _ in layers.arguments):
             yield "field 'layers.arguments': expected a layer for every argument, found -1"
@@ -50,8 +50,7 @@ def _layer_errors(plan: PlanFile) -> Iterator[str]:
         count = len(layers.starts) + 1
         if layers.count not in (None, count):
             yield (
-                f"field 'layers.count': expected {count}, as there are {count - 1} starts, "
-                "found "
+                f"field 'layers.count': expected {count}, as there are {count - 1} starts, found "
                 f"{layers.count}"
             )
     elif layers is not None:
@@ -75,9 +74,8 @@ def _cover_errors(stages: tuple[PlannedStage, ...], count: int | None) -> Iterat
             )
         elif behind is not None and first != behind:
             yield (
-                f"field 'stages[{k}].layers': expected layers from {behind} on, found {first} "
-                "to "
-                f"{last}"
+                f"field 'stages[{k}].layers': expected layers from {behind} on, found "
+                f"{first} to {last}"
             )
         behind = last + 1
     if stages and count is not None and behind is not None and behind != count:
@@ -120,15 +118,14 @@ def _cluster_errors(stage: PlannedStage, k: int, cluster: Cluster) -> Iterator[s
     if len(groups) > 1:
         inside = " and ".join(f"'{names[group]}'" for group in groups)
         yield (
-            f"field 'stages[{k}].devices': expected devices of one host group, found some of "
-            f"{inside}"
+            f"field 'stages[{k}].devices': expected devices of one host group, found "
+            f"some of {inside}"
         )
         return
     group = names.index(stage.group) if stage.group is not None else (groups or [0])[0]
     if groups and groups[0] != group:
         yield (
-            f"field 'stages[{k}].devices': expected devices of host group '{stage.group}', "
-            "found "
+            f"field 'stages[{k}].devices': expected devices of host group '{stage.group}', found "
             f"'{names[groups[0]]}'"
         )
     yield from _submesh_errors(stage, k, cluster.groups[group])
@@ -169,8 +166,7 @@ def _device_errors(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
                 where = f"stage {first}"
                 yield (
                     f"field 'stages[{k}].devices': expected every device once, found {device} "
-                    "in "
-                    f"{where}, too"
+                    f"in {where}, too"
                 )
             seen.add(device)
     named = [stage.devices is not None for stage in plan.stages]
@@ -184,8 +180,8 @@ def _device_errors(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
         if idle is not None:
             count = cluster.num_devices
             yield (
-                f"field 'stages': expected all {count} devices of the cluster in use, device "
-                f"{idle} is not"
+                f"field 'stages': expected all {count} devices of the cluster in use, "
+                f"device {idle} is not"
             )
 
 

@@ -182,8 +182,8 @@ def _axes(value: Any, where: str) -> tuple[str, ...]:
 def _sharding(value: Any, where: str) -> tuple[tuple[str, ...], ...]:
     if not isinstance(value, list):
         raise UserError(
-            f"{where}: expected a list with the axes of each dimension such as [[x], []], found "
-            f"{value!r}"
+            f"{where}: expected a list with the axes of each dimension such as [[x], []], "
+            f"found {value!r}"
         )
     dims = tuple(_axes(dim, f"{where}, dimension {number}") for number, dim in enumerate(value))
     _axes([axis for dim in dims for axis in dim], where)

@@ -120,8 +120,8 @@ _LAYERS = Record(
         "count": Field(Nullable(COUNT), "number of layers", None),
         "starts": Field(
             Items(Text("an operation number or a pattern of locations")),
-            "forward operations that begin a layer, by number in the body or pattern of their "
-            "location",
+            "forward operations that begin a layer, by number in the body or pattern of "
+            "their location",
             (),
         ),
         "body": Field(

@@ -159,8 +159,8 @@ def find_schedule(name: str) -> ScheduleKind:
         return kind
     if kind.stages_per_mesh != SEVERAL:
         raise UserError(
-            f"schedule '{name}': '{plain}' has a fixed number of stages a mesh, expected no "
-            f"':{count}'"
+            f"schedule '{name}': '{plain}' has a fixed number of stages a mesh, "
+            f"expected no ':{count}'"
         )
     if not (count.isascii() and count.isdecimal() and int(count) >= 1):
         raise UserError(
@@ -209,8 +209,8 @@ def build_schedule(
             else f"{stages_each} stages"
         )
         raise UserError(
-            f"schedule '{name}' needs {each} on every mesh, got {num_stages} stages on {meshes} "
-            "meshes"
+            f"schedule '{name}' needs {each} on every mesh, got {num_stages} stages on "
+            f"{meshes} meshes"
         )
     return kind.build(num_stages, num_microbatches, meshes)
 

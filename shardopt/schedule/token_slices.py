@@ -36,8 +36,8 @@ def token_slices(seconds: np.ndarray, num_meshes: int, num_microbatches: int = 1
     table = np.asarray(seconds, dtype=np.float64)
     if table.ndim != 2 or table.shape[0] != table.shape[1] or not len(table):
         raise UserError(
-            "expected times of slices by length and context as a square table, found shape "
-            f"{table.shape}"
+            "expected times of slices by length and context as a square table, found "
+            f"shape {table.shape}"
         )
     count = len(table)
     by_end = np.full((count + 1, count), np.inf)  # [end, begin]

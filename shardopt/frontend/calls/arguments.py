@@ -121,8 +121,8 @@ def batch_text(batch_args: BatchArguments, model: Any = None) -> str:
         if missing:
             total = len(model.in_avals)
             raise UserError(
-                f"batch argument {missing[0]} is not used by '{model.fun_name}' ({total} flat "
-                "arguments)"
+                f"batch argument {missing[0]} is not used by '{model.fun_name}' ({total} "
+                "flat arguments)"
             )
         dims = {kept.index(key) if isinstance(key, int) else key: dim for key, dim in dims.items()}
     numbers = sorted((key, dim) for key, dim in dims.items() if isinstance(key, int))
@@ -141,8 +141,7 @@ def _dimensions(batch_args: BatchArguments) -> dict[int | str, int]:
     ):
         raise UserError(
             "expected batch_args to be text, argument numbers and names, or a dictionary from such "
-            "to dimensions, "
-            f"found {batch_args!r}"
+            f"to dimensions, found {batch_args!r}"
         )
     return dims
 

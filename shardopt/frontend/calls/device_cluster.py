@@ -57,8 +57,8 @@ def logical_mesh(mesh: jax.sharding.Mesh) -> Mesh:
     axes = tuple((name, size) for name, size in mesh.shape.items() if size > 1)
     if len(axes) > MAX_AXES:
         raise UserError(
-            f"expected a mesh with at most {MAX_AXES} axes of more than one device, found "
-            f"{dict(axes)}"
+            f"expected a mesh with at most {MAX_AXES} axes of more than one device, "
+            f"found {dict(axes)}"
         )
     for name in mesh.axis_names:
         if not isinstance(name, str) or re.fullmatch(r"[A-Za-z_]\w*", name) is None:

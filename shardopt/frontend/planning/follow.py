@@ -128,14 +128,14 @@ def _starts(source: Any, options: PlanOptions, homes: Mapping[int, int], stages:
         ]
         if not of_stage:
             raise UserError(
-                f"no argument of stage {stage} of the plan is read in the microbatch: it cannot be "
-                "followed"
+                f"no argument of stage {stage} of the plan is read in the microbatch: it "
+                "cannot be followed"
             )
         starts.append(str(min(of_stage)))
     if sorted(starts, key=int) != starts or len(set(starts)) != len(starts):
         raise UserError(
-            "weights are read in another order than the plan has them: stages begin at operations "
-            f"{starts}"
+            "weights are read in another order than the plan has them: stages begin at "
+            f"operations {starts}"
         )
     return starts[1:]
 

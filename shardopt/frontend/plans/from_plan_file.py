@@ -32,8 +32,8 @@ def options_after(path: str, overrides: Mapping[str, Any]) -> PlanOptions:
     options.update(overrides)
     if not options.get("cluster") and plan.cluster is None:
         raise UserError(
-            f"{path}: expected field 'cluster' or 'options.cluster', or the option --cluster, "
-            "found none"
+            f"{path}: expected field 'cluster' or 'options.cluster', or the option "
+            "--cluster, found none"
         )
     return PlanOptions(**{"cluster": "", **options, "plan": path})
 

@@ -141,9 +141,8 @@ def exported_of(plan: Plan) -> export.Exported:
     if len(summary.stages) != 1 or summary.num_microbatches != 1:
         raise UserError(
             "a pipeline is no single function: expected a plan with one stage and one microbatch, "
-            "found "
-            f"{len(summary.stages)} stages and {summary.num_microbatches} microbatches; plan with "
-            "stages=1"
+            f"found {len(summary.stages)} stages and {summary.num_microbatches} microbatches; "
+            "plan with stages=1"
         )
     options = plan.options
     mesh = "x".join(map(str, summary.stages[0].logical_shape))

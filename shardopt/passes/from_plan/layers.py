@@ -57,8 +57,8 @@ def _checked(name: str, runs: Runs, count: int, least: int, layers: int) -> tupl
     for layer, _ in runs:
         if not least <= layer < layers:
             raise UserError(
-                f"field 'layers.{name}': expected layers from {least} to {layers - 1}, found "
-                f"{layer}"
+                f"field 'layers.{name}': expected layers from {least} to "
+                f"{layers - 1}, found {layer}"
             )
     return layers_in(runs)
 

@@ -24,8 +24,7 @@ def first_stage(plan: PlanFile, graph: MeshGraph, number: int) -> int:
         if stage < len(plan.stages) and plan.stages[stage].shardings is not None:
             raise UserError(
                 f"field 'stages[{stage}].shardings': expected the shardings of mesh "
-                f"'{graph.mesh.name}' in its first "
-                f"stage, stages[{stages[0]}]"
+                f"'{graph.mesh.name}' in its first stage, stages[{stages[0]}]"
             )
     return stages[0]
 

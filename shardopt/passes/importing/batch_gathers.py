@@ -182,8 +182,8 @@ def _scatter_by_zero(op: ir.Operation, indexing: Indexing, index_type: ir.Type) 
 class BatchGathers(Pass):
     name = "shardopt-batch-gathers"
     summary = (
-        "make batching dimensions of gathers and scatters that index a dimension by its own "
-        "coordinate"
+        "make batching dimensions of gathers and scatters that index a dimension by its "
+        "own coordinate"
     )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:

@@ -70,8 +70,8 @@ def _normal_form(op: ir.Operation) -> list[ir.Value] | None:
 class Normalize(Pass):
     name = "shardopt-normalize"
     summary = (
-        "fold reshapes and broadcasts, and drop stretched unit dimensions and one-device "
-        "collectives"
+        "fold reshapes and broadcasts, and drop stretched unit dimensions and "
+        "one-device collectives"
     )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:

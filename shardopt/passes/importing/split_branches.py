@@ -30,8 +30,8 @@ from shardopt.passes.importing.branches import split_results
 class SplitBranches(Pass):
     name = "shardopt-split-branches"
     summary = (
-        "split conditionals with many results, such as one around an update, into one for "
-        "each result"
+        "split conditionals with many results, such as one around an update, into one "
+        "for each result"
     )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:

@@ -88,8 +88,8 @@ class UnrollLoops(Pass):
             limit = f"max-iterations={self.max_iterations}"
             pm.warning(
                 loop,
-                f"kept a loop of more than {self.max_iterations} iterations as one operation "
-                f"({limit})",
+                f"kept a loop of more than {self.max_iterations} iterations as one "
+                f"operation ({limit})",
             )
             return None
         return count

@@ -134,8 +134,8 @@ def read_resharding(op: ir.Operation, meshes: Mapping[str, Mesh]) -> Resharding:
     for end, tensor in (("source", source), ("destination", target)):
         if tensor.sharding is None:
             raise ValueError(
-                f"expected a sharding on the {end} of the transfer (run the shard phase first), "
-                "found none"
+                f"expected a sharding on the {end} of the transfer (run the shard phase "
+                "first), found none"
             )
         if tensor.mesh not in meshes:
             raise ValueError(

@@ -136,8 +136,8 @@ class StageChooser:
         )
         if not configs:
             raise UserError(
-                f"inter-op={options.inter_op} has no use for any submesh that the other options "
-                "allow"
+                f"inter-op={options.inter_op} has no use for any submesh that the "
+                "other options allow"
             )
         return CandidateProblem(
             step,

@@ -50,8 +50,8 @@ def check_clustered(program: Program) -> None:
     for op in (*program.body_ops, *program.prologue, *program.epilogue):
         if LAYER not in op.attributes:
             raise UserError(
-                f"expected '{LAYER}' on every operation (run the cluster phase first), none is on "
-                f"'{op.name}'"
+                f"expected '{LAYER}' on every operation (run the cluster phase first), none is "
+                f"on '{op.name}'"
             )
     if not all(LAYER in attributes for attributes in argument_attributes(program.main)):
         raise UserError(

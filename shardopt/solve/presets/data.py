@@ -138,8 +138,8 @@ def data_parallel(
     if candidates and not taken:
         sizes = ", ".join(f"{axis}={tables.mesh.axis_size(axis)}" for axis in candidates)
         raise UserError(
-            f"preset '{preset}' splits the batch: expected an extent that {sizes} divides, found "
-            f"{flow.extent}"
+            f"preset '{preset}' splits the batch: expected an extent that {sizes} divides, "
+            f"found {flow.extent}"
         )
     return DataParallel(tables, flow, taken)
 
@@ -161,8 +161,8 @@ def zero1(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     plan = data_parallel(tables, input_kinds, "zero1")
     if not plan.flow.slots:
         raise UserError(
-            "preset 'zero1' splits optimizer state: expected state that only the update reads, "
-            "found none"
+            "preset 'zero1' splits optimizer state: expected state that only the update "
+            "reads, found none"
         )
     state = {
         **replicated(tables, sorted(input_kinds.state)),
@@ -191,8 +191,7 @@ def mics(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     if len(axes) < 2:
         raise UserError(
             "preset 'mics' splits state along one mesh axis and repeats it along the others: "
-            "expected a mesh of at "
-            f"least two axes, found {tables.mesh}"
+            f"expected a mesh of at least two axes, found {tables.mesh}"
         )
     plan = with_gradients(tables, input_kinds, "mics")
     state = plan.shards(plan.flow.weights | input_kinds.state, axes[-1:])

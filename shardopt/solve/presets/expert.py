@@ -132,7 +132,6 @@ def _walk(plan: DataParallel, preset: str) -> ExpertWalk:
     if not walk.decided:
         raise UserError(
             f"preset '{preset}' splits experts: expected products with weights that have an expert "
-            "dimension which "
-            f"axis {axis}={plan.tables.mesh.axis_size(axis)} divides, found none"
+            f"dimension which axis {axis}={plan.tables.mesh.axis_size(axis)} divides, found none"
         )
     return walk

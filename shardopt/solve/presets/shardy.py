@@ -21,8 +21,8 @@ from shardopt.support.errors import UserError
 def shardy(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     if not input_kinds.propagated:
         raise UserError(
-            "preset 'shardy' reads what Shardy propagates: expected its shardings of the graph, "
-            "found none"
+            "preset 'shardy' reads what Shardy propagates: expected its shardings of the "
+            "graph, found none"
         )
     # A result that replaces an argument has to lie as the argument does, whatever Shardy made of
     # it.

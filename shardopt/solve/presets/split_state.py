@@ -40,8 +40,8 @@ def batch_for_zero(
     plan = data_parallel(tables, input_kinds, preset, axes)
     if not plan.flow.slots:
         raise UserError(
-            f"preset '{preset}' splits optimizer state: expected state that only the update reads, "
-            "found none"
+            f"preset '{preset}' splits optimizer state: expected state that only the update "
+            "reads, found none"
         )
     return plan
 

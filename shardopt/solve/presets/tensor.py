@@ -166,6 +166,5 @@ def summa_2d(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
 def _no_products(preset: str, tables: IntraOpTables, axis: str, how: str) -> UserError:
     return UserError(
         f"preset '{preset}' splits weights: expected products of activations with weights that "
-        f"axis {axis}="
-        f"{tables.mesh.axis_size(axis)} divides{how}, found none"
+        f"axis {axis}={tables.mesh.axis_size(axis)} divides{how}, found none"
     )

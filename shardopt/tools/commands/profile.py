@@ -24,8 +24,7 @@ _DTYPES = ("f64", "f32", "bf16", "f16")
 def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Measure matrix products, elementwise work, collectives, messages and calls on the devices "
-        "of this machine. "
-        "The file is what `shardopt plan --profile` takes."
+        "of this machine. The file is what `shardopt plan --profile` takes."
     )
     parser.add_argument(
         "--platform", choices=("auto", "cpu", "accelerator"), default="auto", help="default: auto"

@@ -113,8 +113,8 @@ def _run(args: argparse.Namespace) -> None:
     reason = check_exchange(result.linked)
     if reason:
         print(
-            "note: sends go out in the order of receipt, since as tasks end they could block: "
-            f"{reason}",
+            "note: sends go out in the order of receipt, since as tasks end they could "
+            f"block: {reason}",
             file=sys.stderr,
         )
     _write(args, result)

@@ -27,8 +27,7 @@ _TOLERANCE = 1e-6  # relative, between two solvers
 def add_solve(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Solve an assignment problem in the JSON format of the ASPLOS/EuroSys 2025 contest on "
-        "intra-operator "
-        "parallelism. The assignment is the last line printed."
+        "intra-operator parallelism. The assignment is the last line printed."
     )
     parser.add_argument("problem", type=Path, metavar="FILE", help=".json or .json.gz")
     parser.add_argument(
@@ -149,6 +148,5 @@ def _cross_check(problem: Problem, solution: Solution, seconds: float) -> None:
     ):
         raise UserError(
             f"cp-sat contradicts: cost {solution.objective:.15g} and bound {solution.bound:.15g} "
-            "expected, "
-            f"found cost {other.objective:.15g} and bound {other.bound:.15g}"
+            f"expected, found cost {other.objective:.15g} and bound {other.bound:.15g}"
         )

@@ -183,7 +183,7 @@ def output_form(options: argparse.Namespace) -> OutputForm:
         raise UserError("--emit-bytecode-version goes with --emit-bytecode")
     if form != "text" and options.split_input_file is not None:
         raise UserError(
-            "--split-input-file writes text: several modules in one binary file could not be read "
-            "back"
+            "--split-input-file writes text: several modules in one binary file could "
+            "not be read back"
         )
     return form

@@ -41,13 +41,13 @@ def check(
             f"{len(differing)} of {len(rows)} outputs differ by more than {tolerance:g}: {names}"
         )
     print(
-        f"check passed: {verdicts.count(_OK)} of {len(rows)} outputs within {tolerance:g} of one "
-        "device"
+        f"check passed: {verdicts.count(_OK)} of {len(rows)} outputs within "
+        f"{tolerance:g} of one device"
     )
     if unstable := verdicts.count(_ILL_CONDITIONED):
         print(
-            f"{unstable} ill-conditioned: the last bit of the inputs changes them by more than the "
-            "tolerance"
+            f"{unstable} ill-conditioned: the last bit of the inputs changes them by more "
+            "than the tolerance"
         )
 
 

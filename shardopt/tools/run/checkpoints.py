@@ -51,8 +51,8 @@ def checkpoint_options(args: argparse.Namespace) -> CheckpointOptions | None:
         return None
     if args.resume and args.check:
         raise UserError(
-            "--check compares the first step, which a resumed run does not run: leave one of them "
-            "out"
+            "--check compares the first step, which a resumed run does not run: leave "
+            "one of them out"
         )
     return CheckpointOptions(
         args.checkpoint_dir, args.checkpoint_every or 1, args.keep_checkpoints or 3

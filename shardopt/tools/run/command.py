@@ -145,8 +145,8 @@ def _run_plan(args: argparse.Namespace) -> None:
     program, plan = read_program(args.plan)
     if plan is None and (args.check or args.timeline or args.timeline_svg):
         raise UserError(
-            f"'{args.plan}' is a module: what it came from, and what it was to take, only a plan "
-            "tells"
+            f"'{args.plan}' is a module: what it came from, and what it was to take, "
+            "only a plan tells"
         )
     inputs = random_inputs(program, args.seed)
     if args.inputs is not None:

@@ -229,8 +229,8 @@ def test_links_between_groups(tmp_path: Path) -> None:
         ),
         (
             grouped(links=[{"groups": ["fast", "fast"], "link": LINK}]),
-            "field 'links[0].groups': expected two groups, got 'fast' twice (its hosts talk over "
-            "inter_host)",
+            "field 'links[0].groups': expected two groups, got 'fast' twice (its hosts talk "
+            "over inter_host)",
         ),
         (
             grouped(

@@ -138,8 +138,8 @@ def test_a_file_round_trips(tmp_path: Path) -> None:
         ({"version": 99}, "field 'version': expected 1, found 99"),
         (
             {"device": "tpu"},
-            "expected a profile of device 'cpu', which cluster cpu-test:2x4 has, found one of "
-            "'tpu'",
+            "expected a profile of device 'cpu', which cluster cpu-test:2x4 has, "
+            "found one of 'tpu'",
         ),
         ({"device": 3}, "field 'device': expected a name"),
         ({"devices": 0}, "field 'devices': expected a positive whole number, found 0"),

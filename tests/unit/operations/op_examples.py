@@ -459,9 +459,8 @@ _MOVEMENT = (
         "dynamic_update_slice:into a stack",
         "%a: tensor<4x8x16xf32>, %u: tensor<1x8x16xf32>, %i: tensor<i32>, %j: tensor<i32>",
         "tensor<4x8x16xf32>",
-        "%r = stablehlo.dynamic_update_slice %a, %u, %i, %j, %j"
-        " : (tensor<4x8x16xf32>, tensor<1x8x16xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> "
-        "tensor<4x8x16xf32>",
+        "%r = stablehlo.dynamic_update_slice %a, %u, %i, %j, %j : (tensor<4x8x16xf32>, "
+        "tensor<1x8x16xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<4x8x16xf32>",
     ),
     _example(
         "gather:rows",

@@ -28,8 +28,8 @@ def step(layers: Sequence[int], rows: int = 32, width: int = 16) -> str:
     lines, value = [], "%x"
     for k in sorted(layers):
         lines += [
-            f"%z{k} = stablehlo.dot_general {value}, %w{k}, contracting_dims = [1] x [0] : ({x}, "
-            f"{w}) -> {x}",
+            f"%z{k} = stablehlo.dot_general {value}, %w{k}, contracting_dims = [1] x [0] : "
+            f"({x}, {w}) -> {x}",
             f"%y{k} = stablehlo.tanh %z{k} : {x}",
         ]
         value = f"%y{k}"
@@ -38,10 +38,10 @@ def step(layers: Sequence[int], rows: int = 32, width: int = 16) -> str:
         before = f"%y{k - 1}" if k else "%x"
         lines += [
             f"%s{k} = stablehlo.multiply %y{k}, {grad} : {x}",
-            f"%d{k} = stablehlo.dot_general {before}, %s{k}, contracting_dims = [0] x [0] : ({x}, "
-            f"{x}) -> {w}",
-            f"%g{k} = stablehlo.dot_general %s{k}, %w{k}, contracting_dims = [1] x [1] : ({x}, "
-            f"{w}) -> {x}",
+            f"%d{k} = stablehlo.dot_general {before}, %s{k}, contracting_dims = [0] x [0] : "
+            f"({x}, {x}) -> {w}",
+            f"%g{k} = stablehlo.dot_general %s{k}, %w{k}, contracting_dims = [1] x [1] : "
+            f"({x}, {w}) -> {x}",
         ]
         grad = f"%g{k}"
     lines += [f"%n{k} = stablehlo.subtract %w{k}, %d{k} : {w}" for k in layers]
@@ -62,8 +62,7 @@ def staged(layers: Sequence[int]) -> bytes:
     """The step in stages of equally many layers."""
     options = (
         f"num-microbatches=4 layers={len(layers)} delta=0.1 cluster=cpu-test:{STAGES}x2 "
-        f"num-stages={STAGES} "
-        "submesh=1x2 logical-shape=1x2 inter-op=equal-layer batch-args=0"
+        f"num-stages={STAGES} submesh=1x2 logical-shape=1x2 inter-op=equal-layer batch-args=0"
     )
     with make_context() as context:
         module = ir.Module.parse(step(layers), context)

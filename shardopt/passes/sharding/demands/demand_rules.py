@@ -65,9 +65,8 @@ def choices(rules: Sequence[Rule], value: ir.Value, mesh: Mesh) -> tuple[Shardin
     # Rules may agree two by two and not all together: then the last one is named.
     second = next((r for r in others if not _together(first, r, mesh, shape)), others[-1])
     message = (
-        f"{first.source} and {second.source} contradict each other for {what_is(value)} on "
-        "mesh "
-        f"{mesh}"
+        f"{first.source} and {second.source} contradict each other for {what_is(value)} "
+        f"on mesh {mesh}"
     )
     raise DemandError(first.where, message, [(second.where, "the other stands here")])
 

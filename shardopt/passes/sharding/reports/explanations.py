@@ -27,8 +27,7 @@ def select_explained(graphs: Sequence[MeshGraph], text: str) -> tuple[tuple[Sele
         )
         raise UserError(
             f"nothing to explain: expected argN, resultN, an operation ({names}, …) with an "
-            "optional :N, or a pattern "
-            f"that some location matches, found '{text}'"
+            f"optional :N, or a pattern that some location matches, found '{text}'"
         )
     return selected
 

@@ -31,8 +31,7 @@ def report_rematerialized(graph: MeshGraph, plan: IntraOpPlan, pm: PassContext) 
         seconds = remat.seconds * plan.graph.ops[remat.chain[-1]].repeat
         total_bytes, total_seconds = total_bytes + size, total_seconds + seconds
         message = (
-            f"recomputed for {len(remat.readers)} of its readers by {len(remat.chain)} "
-            "operations: "
+            f"recomputed for {len(remat.readers)} of its readers by {len(remat.chain)} operations: "
             f"saves {format_bytes(size)} a device in between, takes {seconds:.3g} s"
         )
         pm.remark(
@@ -72,8 +71,8 @@ def too_small(
     )
     held = "; ".join(_holders(graph, problem, least.plan, at))
     note = (
-        f"the smallest peak is reached at '{least.plan.graph.ops[op].name}', where a device "
-        f"holds {held}"
+        f"the smallest peak is reached at '{least.plan.graph.ops[op].name}', where a "
+        f"device holds {held}"
     )
     notes: list[tuple[ir.Operation, str]] = [(graph.reader.handles[op], note)]
     constraints = problem.tables.constraints

@@ -35,8 +35,7 @@ def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
         pm.statistic(f"{mesh}: {kind}", number)
     kinds = ", ".join(f"{number} {kind}" for kind, number in cost.collectives) or "no collectives"
     message = (
-        f"mesh '{mesh}': predicted {cost.seconds:.3g} s with {kinds}; within "
-        f"{solution.gap:.2%} "
+        f"mesh '{mesh}': predicted {cost.seconds:.3g} s with {kinds}; within {solution.gap:.2%} "
         "of the optimum"
     )
     if solution.statistics.get("time_limit_struck"):
@@ -71,10 +70,9 @@ def report_strategies(graph: MeshGraph, solved: Solved, plan: IntraOpPlan, pm: P
         operands = " × ".join(map(str, chosen.operands))
         message = (
             f"{operands} -> {', '.join(map(str, chosen.results))}: {chosen.compute_seconds:.3g} s "
-            "of compute and "
-            f"{chosen.communication_seconds:.3g} s of collectives; of {len(all_of_it)} strategies "
-            "the cheapest alone "
-            f"takes {cheapest:.3g} s" + (f", replicated {whole[0]:.3g} s" if whole else "")
+            f"of compute and {chosen.communication_seconds:.3g} s of collectives; of "
+            f"{len(all_of_it)} strategies the cheapest alone takes "
+            f"{cheapest:.3g} s" + (f", replicated {whole[0]:.3g} s" if whole else "")
         )
         pm.remark("strategy", handle, message, category="passed")
 

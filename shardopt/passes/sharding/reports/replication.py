@@ -48,8 +48,7 @@ def _report_uneven(graph: MeshGraph, pm: PassContext) -> None:
         size = graph.mesh.axis_size(axis)
         message = (
             f"the largest dimension, of extent {extent}, is not split along axis '{axis}' of size "
-            f"{size}, which does "
-            f"not divide it{_many(handles)}"
+            f"{size}, which does not divide it{_many(handles)}"
         )
         pm.remark("uneven-dimension", handles[0], message)
 

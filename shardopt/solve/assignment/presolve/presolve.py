@@ -237,8 +237,7 @@ def _tighten_memory(graph: FactorGraph, memory: MemoryProfile) -> None:
         if memory.smallest_peak > memory.limit:
             raise Infeasible(
                 f"memory: every assignment needs at least {memory.smallest_peak} bytes at some "
-                "time, "
-                f"the limit is {memory.limit} bytes"
+                f"time, the limit is {memory.limit} bytes"
             )
         memory.prepare_slack()
         nodes = [node for node in graph.nodes if _remove_too_large(graph, memory, node)]

@@ -75,8 +75,8 @@ class StrategyTexts:
         if text not in known:
             some = "; ".join([*known][:_MAX_LISTED]) + ("; …" if len(known) > _MAX_LISTED else "")
             raise UserError(
-                f"field '{path}': expected a way to split operation {op}: {some}; found "
-                f"{text!r:.200}"
+                f"field '{path}': expected a way to split operation {op}: {some}; "
+                f"found {text!r:.200}"
             )
         return known[text]
 
@@ -228,8 +228,8 @@ def _rematerialized(
         row.strategies
     ):
         raise UserError(
-            f"field '{path}': expected operations below {count}, each of the chain with its "
-            "strategy"
+            f"field '{path}': expected operations below {count}, each of the chain "
+            "with its strategy"
         )
     strategies = tuple(
         tables.ops[op].strategies[texts.number(op, text, f"{path}.strategies")]

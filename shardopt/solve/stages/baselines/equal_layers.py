@@ -63,8 +63,8 @@ def _best_even(
     if not plans:
         how_many = "any number of" if num_stages is None else str(num_stages)
         raise UserError(
-            f"{layers} layers on {devices} devices cannot be split evenly into {how_many} stages "
-            "that fit"
+            f"{layers} layers on {devices} devices cannot be split evenly into {how_many} "
+            "stages that fit"
         )
     return min(plans, key=lambda plan: plan.seconds)
 

@@ -56,7 +56,7 @@ def with_methods(
     chosen = next((config.method for config in configs if config.method != "ilp"), None)
     if chosen is not None:
         raise UserError(
-            "this inter-op planner chooses how stages are sharded: expected intra-op=ilp, found "
-            f"{chosen}"
+            "this inter-op planner chooses how stages are sharded: expected intra-op=ilp, "
+            f"found {chosen}"
         )
     return tuple(replace(config, method=method) for config in configs for method in methods(config))

@@ -29,8 +29,8 @@ def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
         ]
         where = "" if all(covered) else f": layer {covered.index(False)} is in no feasible stage"
         return (
-            f"no cut of {stages}{problem.num_layers} layers has a feasible sharding for every "
-            f"stage{where}"
+            f"no cut of {stages}{problem.num_layers} layers has a feasible sharding for "
+            f"every stage{where}"
         )
     plan = leanest_plan(problem, num_stages)
     assert plan is not None, "missing bytes are finite wherever there is a sharding"
@@ -83,8 +83,7 @@ def _missing(problem: StageProblem, plan: Stages) -> str:
         if need > limit:
             over.append(
                 f"stage {number} (layers {start}-{end - 1} on {problem.configs[config]}, {count:g} "
-                "in flight) needs "
-                f"{_size(need)} and lacks {_size(need - limit)}"
+                f"in flight) needs {_size(need)} and lacks {_size(need - limit)}"
             )
     stages = f"{len(plan)} stage{'s' * (len(plan) > 1)}"
     return f"in the leanest, with {stages}, {', '.join(over)}"

@@ -46,8 +46,7 @@ def solve_stages(
     if num_stages is not None and not 1 <= num_stages <= problem.most_stages:
         raise UserError(
             f"cannot make {num_stages} stages of {problem.num_layers} layers on "
-            f"{problem.total_devices} devices: "
-            f"a stage needs a layer and a device"
+            f"{problem.total_devices} devices: a stage needs a layer and a device"
         )
     best: StageSolution | None = None
     if (

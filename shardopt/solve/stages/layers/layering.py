@@ -271,8 +271,8 @@ class _Assignment:
         boundaries = (0, *inner, len(ops))
         if any(low >= high for low, high in pairwise(boundaries)):
             raise UserError(
-                f"expected a forward operation in every layer, found layers that begin at {inner} "
-                f"of {len(ops)}"
+                "expected a forward operation in every layer, found layers that begin at "
+                f"{inner} of {len(ops)}"
             )
         sums = tuple(float(flops[low:high].sum()) for low, high in pairwise(boundaries))
         return LayerSolution(boundaries, 0, 0, (0,) * len(sums), sums, "given")

@@ -48,8 +48,8 @@ def fixed_stages(
         first, last = stage.layers
         if first != behind or last < first:
             raise UserError(
-                f"field 'stages[{k}].layers': expected layers from {behind} on, found {first} to "
-                f"{last}"
+                f"field 'stages[{k}].layers': expected layers from {behind} on, found "
+                f"{first} to {last}"
             )
         behind = last + 1
         cuts.append((first, behind, _config(stage, k, cluster)))
@@ -64,8 +64,7 @@ def _config(stage: PlannedStage, k: int, cluster: Cluster) -> StageConfig:
     if shape[0] * shape[1] != submesh.num_devices:
         raise UserError(
             f"field 'stages[{k}].logical_shape': expected a shape of the {submesh.num_devices} "
-            "devices of submesh "
-            f"{submesh}, found {shape[0]}x{shape[1]}"
+            f"devices of submesh {submesh}, found {shape[0]}x{shape[1]}"
         )
     return StageConfig(
         submesh.num_devices,
@@ -279,8 +278,8 @@ def _reason(problem: StageProblem, tables: Sequence[np.ndarray]) -> str:
     for k, table in enumerate(tables):
         if not np.isfinite(table).any():
             return (
-                f"stage {k} has no layers and submesh that fit its device memory and what the "
-                "file says"
+                f"stage {k} has no layers and submesh that fit its device memory and "
+                "what the file says"
             )
     devices = " + ".join(map(str, problem.num_devices))
     return f"they do not cover {problem.num_layers} layers and {devices} devices"

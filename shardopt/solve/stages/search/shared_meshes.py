@@ -39,8 +39,8 @@ def sharing_planner(planner: Planner, name: str, kind: ScheduleKind) -> Planner:
     UserError for a planner, called `name`, that is another one."""
     if not planner.by_dp or planner.one_stage:
         raise UserError(
-            f"schedule '{kind.name}' puts several stages on a mesh: expected inter-op=dp, found "
-            f"{name}"
+            f"schedule '{kind.name}' puts several stages on a mesh: expected "
+            f"inter-op=dp, found {name}"
         )
     return replace(planner, solve=solve_sharing, by_dp=False)
 
@@ -65,8 +65,8 @@ def solve_sharing(problem: StageProblem, request: Request) -> StageSolution:
     each, devices = problem.stages_per_mesh, problem.num_devices[0]
     if len(problem.num_devices) > 1:
         raise UserError(
-            "several stages a mesh need meshes that are alike: expected one host group in the "
-            "cluster"
+            "several stages a mesh need meshes that are alike: expected one host group "
+            "in the cluster"
         )
     if request.num_stages is not None and request.num_stages % each:
         raise UserError(

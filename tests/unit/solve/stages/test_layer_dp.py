@@ -162,8 +162,7 @@ def test_smaller_sum_breaks_ties_of_the_bottleneck() -> None:
         (
             3,
             "cannot cut 4 operations into 3 layers: a layer may hold 50.0% of the FLOPs (delta "
-            "0.5), "
-            "and operation 1, the heaviest, has 62.5%; the largest feasible number is 2",
+            "0.5), and operation 1, the heaviest, has 62.5%; the largest feasible number is 2",
         ),
     ],
 )

@@ -190,8 +190,8 @@ def test_layer_without_a_sharding() -> None:
     with pytest.raises(UserError) as error:
         solve_stages(problem)
     assert str(error.value) == (
-        "no cut of 3 layers has a feasible sharding for every stage: layer 1 is in no feasible "
-        "stage"
+        "no cut of 3 layers has a feasible sharding for every stage: layer 1 is in no "
+        "feasible stage"
     )
 
 
