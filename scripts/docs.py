@@ -114,10 +114,9 @@ def passes_page() -> str:
         "# Phases and passes",
         _generated(),
         "Each of these is a flag of `shardopt-opt` (`--shardopt-inline-calls`, "
-        '`--shardopt-stage="num-stages=2"`) and '
-        "a step of a `--pass-pipeline`; phases are also the ends of `--from` and `--to`. Options "
-        "are written as "
-        "`name=value` between braces or behind the flag. A phase takes the options of its passes.",
+        '`--shardopt-stage="num-stages=2"`) and a step of a `--pass-pipeline`; phases are also the '
+        "ends of `--from` and `--to`. Options are written as `name=value` between braces or behind "
+        "the flag. A phase takes the options of its passes.",
         "## Phases",
         _table(("phase", "", "form afterwards"), map(_phase_row, PHASES)),
     ]

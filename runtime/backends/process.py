@@ -35,7 +35,8 @@ from shardopt.runtime.worker import unpack_position
 
 _LOOPBACK = "127.0.0.1"
 _EXIT_SECONDS = 5.0  # of a process whose connection has ended
-# A worker that takes nothing of a command for so many seconds is stuck.
+# The `timeval` of SO_SNDTIMEO: a worker that takes nothing of a command for so many seconds is
+# stuck.
 _SEND_TIMEOUT = struct.pack("ll", 60, 0)
 _LAST_WORDS = 2000  # bytes of its log that are looked at when a worker has died
 
@@ -125,7 +126,7 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self.connection, theirs = socket.socketpair()
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
-        with theirs, tempfile.TemporaryFile() as memory, log.open("wb") as words:
+        with theirs, tempfile.TemporaryFile() as memory, log.open("wb") as output:
             memory.truncate(mmap.PAGESIZE)
             self._position = mmap.mmap(memory.fileno(), mmap.PAGESIZE)
             files = (theirs.fileno(), memory.fileno())
@@ -133,7 +134,7 @@ class WorkerProcess:
                 _command(files),
                 pass_fds=files,
                 stdin=subprocess.DEVNULL,
-                stdout=words,
+                stdout=output,
                 stderr=subprocess.STDOUT,
             )
 
@@ -178,7 +179,7 @@ class WorkerProcess:
         error = MeshError(
             self._name,
             place(self._part, *self.position),
-            f"its process ended {_why(code)}{self._words()}",
+            f"its process ended {_why(code)}{self._last_words()}",
             kind,
         )
         with self._lock:
@@ -190,7 +191,7 @@ class WorkerProcess:
     def kill(self) -> None:
         self._process.kill()
 
-    def _words(self) -> str:
+    def _last_words(self) -> str:
         """The last line that the process wrote."""
         lines = self._log.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip().splitlines()
         # Lines of Gloo tell that all is well.

@@ -19,7 +19,8 @@ import numpy as np
 from shardopt.runtime.devices.dlpack import CUDA, capsule
 from shardopt.support.errors import UserError
 
-# Bytes are moved in words of the size of an element, whatever it means.
+# Bytes are moved in words of the size of an element, whatever it means. No integer has 16 bytes;
+# copies leave the bits of a complex number alone.
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}
 Stream = Any
 Words = Any  # an array of cupy

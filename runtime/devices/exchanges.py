@@ -76,6 +76,8 @@ class Exchanges:
             arrived = self._mailbox.take(step, each.tag) if each.landing.pieces else ()
             for number, target in each.places:
                 piece: Any = arrived[number]
+                # A whole shard in aligned memory is handed to the device as it is; anything else is
+                # copied.
                 if fills(target, self._types[target.shard][0]) and is_aligned(piece):
                     shards.share(target, piece)
                 else:

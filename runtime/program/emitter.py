@@ -97,6 +97,7 @@ class Emitter:
         """Emit the source's half of a transfer; `key` names this instance of it on both ends."""
         sender, receiver = self.meshes[source[1].mesh], self.meshes[target[1].mesh]
         buffer = self.use(source[0])
+        # Without steps both ends have the same tiles on the same devices: they share the buffer.
         if sender is receiver and not op.steps:
             return self.bind(target[0], buffer)
         route = self._route(op, source[1], target[1])
@@ -128,6 +129,7 @@ class Emitter:
             emitter.instructions.append(completion(tag, buffer, route))
 
     def _tag(self, key: Hashable) -> int:
+        # Both ends ask with the same key: the first makes the tag, the other gets it.
         return self._tags.setdefault(key, len(self._tags))
 
     def _route(self, op: Transfer, source: MeshValue, target: MeshValue) -> int:

@@ -48,6 +48,8 @@ class Link(NamedTuple):
     @property
     def tag(self) -> int:
         """Of the message with the unique id."""
+        # A hash, so that both ends know the tag without a message. Its 56 bits leave `_ID_TAG`
+        # alone.
         return _ID_TAG | int.from_bytes(sha256(repr(self).encode()).digest()[:7], "big")
 
 
@@ -78,6 +80,8 @@ class Reading:
 
     def wait(self) -> None:
         """Raises what made the run, or NCCL, fail."""
+        # By polling: a wait inside the driver would not end when the run is cancelled, or a peer is
+        # gone.
         pause = 1e-5
         while not self.is_done:
             self._links.check()
@@ -131,9 +135,11 @@ class NcclLinks:
             if link.source.worker == self._name:
                 self._open(link, link.source.shard, ids[link], _SENDER)
             else:
-                (told,) = self._transport.mailbox.take(0, link.tag)
-                assert told is not None, "the id is one piece"
-                self._open(link, link.target.shard, tuple(told.view(np.int8).tolist()), _RECEIVER)
+                (id_bytes,) = self._transport.mailbox.take(0, link.tag)
+                assert id_bytes is not None, "the id is one piece"
+                self._open(
+                    link, link.target.shard, tuple(id_bytes.view(np.int8).tolist()), _RECEIVER
+                )
         self._is_open = True
 
     def _open(self, link: Link, shard: int, unique: tuple[int, ...], rank: int) -> None:

@@ -37,8 +37,8 @@ _NAME = struct.Struct("<H")  # bytes of the sender's name
 # As long as the answer, a SHA-256.
 _CHALLENGE_BYTES = 32
 _HANDSHAKE_TIMEOUT_SECONDS = 20.0
-_NAME_BYTES = 256  # at most
-_STRANGERS = 256  # connections at once that have not proved anything yet
+_MAX_NAME_BYTES = 256
+_MAX_UNPROVED = 256  # connections at once that have not proved anything yet
 _EVERYWHERE = ("", "0.0.0.0", "::")
 # Each side signs with its own word, so that its answer cannot be played back by the other.
 _SENDER, _RECEIVER = b"sender", b"receiver"
@@ -69,7 +69,7 @@ class SocketTransport:
         self._name = name.encode()
         self._peers: dict[str, _Connection] = {}
         self._accepted: set[socket.socket] = set()
-        self._strangers = threading.Semaphore(_STRANGERS)
+        self._unproved = threading.Semaphore(_MAX_UNPROVED)
         self._closed = False
         if host in _EVERYWHERE:
             raise ValueError(
@@ -160,7 +160,7 @@ class SocketTransport:
                 connection, _ = listener.accept()
             except OSError:  # closed
                 return
-            if not self._strangers.acquire(blocking=False):
+            if not self._unproved.acquire(blocking=False):
                 connection.close()
                 continue
             self._accepted.add(connection)
@@ -176,7 +176,7 @@ class SocketTransport:
                 source = self._admit(connection)
             finally:
                 # Admitted or refused: it counts as a stranger no longer.
-                self._strangers.release()
+                self._unproved.release()
             number = 0
             while source is not None:
                 self._receive(connection, source, number)
@@ -216,7 +216,7 @@ class SocketTransport:
         connection.sendall(challenge)
         try:
             (size,) = _NAME.unpack(_receive_by(deadline, connection, _NAME.size))
-            if size > _NAME_BYTES:
+            if size > _MAX_NAME_BYTES:
                 return None
             name = _receive_by(deadline, connection, size)
             answer = _receive_by(deadline, connection, _CHALLENGE_BYTES)

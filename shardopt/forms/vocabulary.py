@@ -84,8 +84,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
     AttributeDoc(
         SHARDING,
         ("stablehlo.custom_call", "func.func"),
-        '{axes = ["dp", "mp"], sizes = array<i64: 2, 4>, dims = [["dp"], []], open = array<i64: '
-        "1>}",
+        '{axes = ["dp", "mp"], sizes = array<i64: 2, 4>, dims = [["dp"], []], '
+        "open = array<i64: 1>}",
         "shardopt-read-annotations",
         "A sharding that the user asks for, on arguments and results of `@main` and on markers "
         "(`@Sharding` custom calls): the axes and sizes of the user's own mesh, the axes of every "
@@ -121,15 +121,14 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
     AttributeDoc(
         CLUSTER,
         ("builtin.module",),
-        '{name = "cpu-test", hosts = 1 : i64, devices_per_host = 4 : i64, dispatch_seconds = '
-        "2.0e-05 : f64, "
-        'device = {name = "cpu", memory_bytes = 2147483648 : i64, memory_bandwidth = 1.0e+10 : '
-        "f64, "
-        "peak_flops = {f32 = 5.0e+10 : f64}}, "
-        "intra_host = {latency_seconds = 5.0e-05 : f64, bandwidth_bytes_per_second = 2.0e+09 : "
-        "f64}, "
-        "inter_host = {latency_seconds = 2.0e-04 : f64, bandwidth_bytes_per_second = 1.0e+09 : "
-        "f64}}",
+        '{name = "cpu-test", hosts = 1 : i64, devices_per_host = 4 : i64, '
+        "dispatch_seconds = 2.0e-05 : f64, "
+        'device = {name = "cpu", memory_bytes = 2147483648 : i64, '
+        "memory_bandwidth = 1.0e+10 : f64, peak_flops = {f32 = 5.0e+10 : f64}}, "
+        "intra_host = {latency_seconds = 5.0e-05 : f64, "
+        "bandwidth_bytes_per_second = 2.0e+09 : f64}, "
+        "inter_host = {latency_seconds = 2.0e-04 : f64, "
+        "bandwidth_bytes_per_second = 1.0e+09 : f64}}",
         "shardopt-choose-stages",
         "The cluster the plan is made for, so that later passes need no file. Rates are per second "
         "and per device.",
@@ -153,9 +152,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
     AttributeDoc(
         STAGES,
         ("func.func",),
-        '[{layers = array<i64: 0, 1>, mesh = "m0", recompute = "full"}, {layers = array<i64: 2, '
-        "2>, "
-        'mesh = "m1"}]',
+        '[{layers = array<i64: 0, 1>, mesh = "m0", recompute = "full"}, '
+        '{layers = array<i64: 2, 2>, mesh = "m1"}]',
         "shardopt-choose-stages",
         "On `@main`: the stages in pipeline order, each with its first and last layer, its mesh, "
         "and what its backward is still to recompute. `shardopt-recompute-stages` obeys "
@@ -176,10 +174,9 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '["layer", "none"]',
         "shardopt-recompute-stages",
         "What every stage recomputes in its backward pass instead of keeping it for each "
-        "microbatch in flight: "
-        'nothing (`"none"`), the forward of each layer from what enters the layer (`"layer"`), or '
-        "its whole forward "
-        'from what the stage receives (`"full"`). Absent where no stage recomputes.',
+        'microbatch in flight: nothing (`"none"`), the forward of each layer from what enters the '
+        'layer (`"layer"`), or its whole forward from what the stage receives (`"full"`). Absent '
+        "where no stage recomputes.",
     ),
     AttributeDoc(
         INTRA_OP,
@@ -187,8 +184,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '["data", "megatron"]',
         "shardopt-choose-stages",
         'How the inside of every stage was planned to be sharded: by the solver (`"ilp"`) or as a '
-        "known method does; "
-        "the shard phase obeys. Absent where the solver decides for all stages.",
+        "known method does; the shard phase obeys. Absent where the solver decides for all stages.",
     ),
     AttributeDoc(
         PREDICTED,
@@ -228,13 +224,10 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '"[{}, {x}], [{x}, {}] -> [{x}, {}] from [{}, {}]"',
         "shardopt-choose-shardings",
         "How an operation of a fragment is to be split: the shardings that it wants of its "
-        "operands (and of what its "
-        "regions capture), and those of its results. `[{x}, {}]` splits rows along axis x, `[{}, "
-        "{}] + {y}` are terms "
-        "of a sum along y. Behind `from` stands what the operation itself makes, where each device "
-        "then keeps a part "
-        "of it or the terms are summed up. On the `@main` of a plain module: arguments and "
-        "results. "
+        "operands (and of what its regions capture), and those of its results. `[{x}, {}]` splits "
+        "rows along axis x, `[{}, {}] + {y}` are terms of a sum along y. Behind `from` stands what "
+        "the operation itself makes, where each device then keeps a part of it or the terms are "
+        "summed up. On the `@main` of a plain module: arguments and results. "
         "`shardopt-insert-reshards` makes them agree, `shardopt-annotate-shardings` puts "
         "`mhlo.sharding` in its place.",
     ),
@@ -274,20 +267,18 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '"{devices=[1,2]<=[2]}"',
         "shardopt-annotate-shardings",
         "On every operation inside a fragment, and on arguments and results of stage functions: "
-        "how its results lie "
-        "on the devices of the mesh, in the V2 text that XLA reads; several results share a tuple "
-        "of texts. Values "
-        'between fragments say the same in their type: `!mpmd.mesh_tensor<"m0", tensor<8x4xf32>, '
-        'sharding=<@m0, [{}, {"y"}]>>`.',
+        "how its results lie on the devices of the mesh, in the V2 text that XLA reads; several "
+        "results share a tuple of texts. Values between fragments say the same in their type: "
+        '`!mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{}, {"y"}]>>`.',
     ),
     AttributeDoc(
         COST,
         ("mpmd.fragment", "mpmd.fragment_call", "func.func"),
-        "{seconds = 1.5e-03 : f64, compute_seconds = 1.0e-03 : f64, communication_seconds = "
-        "5.0e-04 : f64, "
-        "communication_bytes = 131072 : i64, peak_bytes = 2752524 : i64, "
-        'collectives = [{kind = "all_reduce", axes = ["x"], tensors = 1 : i64, bytes = 131072 : '
-        "i64}]}",
+        "{seconds = 1.5e-03 : f64, compute_seconds = 1.0e-03 : f64, "
+        "communication_seconds = 5.0e-04 : f64, communication_bytes = 131072 : i64, "
+        "peak_bytes = 2752524 : i64, "
+        'collectives = [{kind = "all_reduce", axes = ["x"], tensors = 1 : i64, '
+        "bytes = 131072 : i64}]}",
         "shardopt-choose-shardings",
         "What one execution of the fragment, or of `@main` of a module without stages, is "
         "predicted to take. `collectives` counts tensors and bytes by kind and mesh axes: the most "
@@ -308,8 +299,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         RESHARDING,
         ("mpmd.transfer",),
         '{strategy = "send_recv", steps = dense<[[0, 0, 2, 0, 0, 128, 512]]> : tensor<1x7xi64>, '
-        "bytes = 262144 : i64, "
-        "seconds = 1.81e-04 : f64}",
+        "bytes = 262144 : i64, seconds = 1.81e-04 : f64}",
         "shardopt-insert-transfers",
         "Who sends which part to whom. A row of `steps` is (phase, source device, destination "
         "device, start of the slice in each dimension, limit of the slice in each dimension); "

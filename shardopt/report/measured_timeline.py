@@ -159,9 +159,8 @@ def comparison_svg(
         for top, text in zip(tops, pictures, strict=True)
     )
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{total}" viewBox="0 '
-        "0 "
-        f'{width} {total}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{total}" '
+        f'viewBox="0 0 {width} {total}">'
     )
     return "\n".join([head, *inner, "</svg>\n"])
 

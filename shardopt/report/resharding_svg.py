@@ -67,8 +67,8 @@ def resharding_svg(
         *_phase_lines(ends, scale, height),
     ]
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 '
-        f'{width} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" '
         f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">'
     )
     return "\n".join([head, f"<title>{escape(title)}</title>", *body, "</svg>\n"])

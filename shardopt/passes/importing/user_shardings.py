@@ -15,6 +15,9 @@ from jaxlib.mlir.dialects import sdy
 
 from shardopt.mesh.annotation import Annotation
 
+# `{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate}`: the tiles of each dimension; the devices
+# of the tiles in row-major order, as a transposed iota (`<=[2,2]T(1,0)`) or as a list (`0,2,1,3`);
+# and what the tile dimensions behind those of the tensor mean.
 _DEVICES = re.compile(
     r"\{devices=\[(?P<tiles>[\d,]+)\](?:<=\[(?P<source>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?|(?P<list>[\d,]+))"
     r"(?: (?P<last>last_tile_dim_replicate|last_tile_dims=\{[\w, ]*\}))?\}"
@@ -54,6 +57,8 @@ def from_gspmd(text: str, rank: int, backend_config: str = "") -> Annotation:
     if "unreduced" in last:
         raise UnsupportedError(text)
     tiles, devices = _numbers(match["tiles"]), _devices(match)
+    # Tile dimensions behind those of the tensor: one for `last_tile_dim_replicate`, else as many as
+    # `last_tile_dims` names.
     extra = 1 if last == "last_tile_dim_replicate" else last.count(",") + 1 if last else 0
     if len(tiles) != rank + extra or prod(tiles) != len(devices):
         raise ValueError(
@@ -184,5 +189,7 @@ def _parts(name: str, size: int, refs: Sequence[Ref]) -> list[tuple[str, int, in
 
 def _covered(ref: Ref, parts: Mapping[str, list[tuple[str, int, int]]]) -> list[str]:
     name, pre, size = ref
+    # In an axis of size 8, Shardy's `"x":(2)2` is the part with 2 tiles major to it and 2 of its
+    # own: from pre-size 2 to 4. It covers the pieces that lie between.
     stop = pre * size if size else float("inf")
     return [part for part, start, extent in parts[name] if pre <= start and start * extent <= stop]

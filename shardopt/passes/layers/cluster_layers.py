@@ -202,6 +202,7 @@ def _extract_main(
         for result in op.results
     }
     for k, (number, returned) in enumerate(program.carried):
+        # An accumulator that no operation with a layer reads goes with layer 0.
         readers = body_layer.get(body.tensor(program.body_block.arguments[number]), (0,))
         layer = made_in.get(body.tensor(program.body_returned[returned]), SHARED)
         # What every reader copies has no layer: then the last that reads the accumulator has it.

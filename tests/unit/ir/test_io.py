@@ -125,8 +125,7 @@ def test_positions_of_every_kind_of_location(
             "func.func @main(%x: i32) -> i64 {\n\treturn %x : i32\n}\n",
             [
                 "{file}:2:2: error: type of return operand 0 ('i32') doesn't match function result "
-                "type ('i64') "
-                "in function @main",
+                "type ('i64') in function @main",
                 "   return %x : i32",
                 "   ^",
             ],

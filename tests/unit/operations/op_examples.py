@@ -552,18 +552,16 @@ _LINEAR_ALGEBRA = (
         "tensor<16xf32>",
         "tensor<4x8x16xf32>",
         '%r = "stablehlo.batch_norm_inference"(%a, %s, %o, %m, %v) <{epsilon = 1.0 : f32, '
-        "feature_index = 2 : i64}>"
-        " : (tensor<4x8x16xf32>, tensor<16xf32>, tensor<16xf32>, tensor<16xf32>, tensor<16xf32>) "
-        "-> tensor<4x8x16xf32>",
+        "feature_index = 2 : i64}> : (tensor<4x8x16xf32>, tensor<16xf32>, tensor<16xf32>, "
+        "tensor<16xf32>, tensor<16xf32>) -> tensor<4x8x16xf32>",
     ),
     _example(
         "batch_norm_training",
         "%a: tensor<4x8x16xf32>, %s: tensor<16xf32>, %o: tensor<16xf32>",
         "tensor<4x8x16xf32> * tensor<16xf32> * tensor<16xf32>",
         '%r:3 = "stablehlo.batch_norm_training"(%a, %s, %o) <{epsilon = 1.0 : f32, feature_index = '
-        "2 : i64}>"
-        " : (tensor<4x8x16xf32>, tensor<16xf32>, tensor<16xf32>)"
-        " -> (tensor<4x8x16xf32>, tensor<16xf32>, tensor<16xf32>)",
+        "2 : i64}> : (tensor<4x8x16xf32>, tensor<16xf32>, tensor<16xf32>) -> (tensor<4x8x16xf32>, "
+        "tensor<16xf32>, tensor<16xf32>)",
     ),
 )
 

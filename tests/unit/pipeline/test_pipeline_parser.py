@@ -251,8 +251,7 @@ def test_a_phase_hands_its_options_to_the_passes_that_have_them() -> None:
     assert isinstance(step, PhaseStep)
     expected = (
         "shardopt-try-options{num-stages=2 "
-        "exact=true},cse,shardopt-try-others{num-stages=2 "
-        "depth=3}"
+        "exact=true},cse,shardopt-try-others{num-stages=2 depth=3}"
     )
     assert ",".join(map(str, step.steps)) == expected
     assert expand_phase(phases.PHASES[0]) == "shardopt-try-options,cse"

@@ -262,7 +262,7 @@ def test_a_peer_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_slow_stranger_is_left_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It sends a byte now and then, and there may be as many like it as it wants."""
     monkeypatch.setattr(sockets, "_HANDSHAKE_TIMEOUT_SECONDS", 0.4)
-    monkeypatch.setattr(sockets, "_STRANGERS", 3)
+    monkeypatch.setattr(sockets, "_MAX_UNPROVED", 3)
     listener = SocketTransport(Mailbox(), "127.0.0.1", b"token", "b", unix=False)
     strangers = [socket.create_connection(listener.address[:2]) for _ in range(3)]
     try:

@@ -101,6 +101,7 @@ class MeshSolver:
         residency = replace(kind.graph.residency, loop=loop)
         problem = kind.problem if kind.graph is graph else kind.problem.with_residency(residency)
         if in_flight not in kind.fits:
+            # What fits with more microbatches in flight fits with fewer.
             larger = min(
                 (counts for counts in kind.fits if _at_least(counts, in_flight)), default=None
             )
