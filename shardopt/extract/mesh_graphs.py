@@ -32,6 +32,7 @@ from shardopt.extract.op_graph import read_tensor
 from shardopt.graph.op_graph import OpGraph
 from shardopt.graph.residency import Loop, Residency
 from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.ir.splats import is_splat
 from shardopt.mesh.mesh import Mesh
 
 
@@ -81,8 +82,7 @@ class MeshGraph:
         literals = (
             tensor
             for op, handle in zip(self.reader.ops, self.reader.handles, strict=True)
-            if op.name == "constant"
-            and not ir.DenseElementsAttr(handle.attributes["value"]).is_splat
+            if op.name == "constant" and not is_splat(handle)
             for tensor in op.results
         )
         return Residency(self.loop, self.arrivals, frozenset(literals))

@@ -25,6 +25,7 @@ from shardopt.graph.op_flops import Work
 from shardopt.graph.op_graph import MARKER, FactorRule, Op, OpGraph, Tensor
 from shardopt.ir.loops import CONTROL_FLOW
 from shardopt.ir.rewriting import BARRIER, operations
+from shardopt.ir.splats import read_splat
 
 _RULE = "sdy.sharding_rule"
 _COMBINERS = {
@@ -190,15 +191,15 @@ def _is_neutral(value: ir.Value, reducer: str) -> bool:
     op = None if isinstance(value, ir.BlockArgument) else ir.OpResult(value).owner.operation
     if op is None or op.name != "stablehlo.constant":
         return False
-    number = ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()
-    if isinstance(number, ir.FloatAttr):
-        neutral = {"add": 0.0, "multiply": 1.0, "maximum": -math.inf, "minimum": math.inf}
-        return reducer in neutral and number.value == neutral[reducer]
-    if isinstance(number, ir.BoolAttr):
-        return number.value == {"and": True, "or": False}.get(reducer)
-    if not isinstance(number, ir.IntegerAttr):
+    number = read_splat(op)
+    if number is None:
         return False
-    bits, signed = _integer(str(number.type))
+    if isinstance(number, bool):
+        return number == {"and": True, "or": False}.get(reducer)
+    if isinstance(number, float | complex):
+        neutral = {"add": 0.0, "multiply": 1.0, "maximum": -math.inf, "minimum": math.inf}
+        return reducer in neutral and number == neutral[reducer]
+    bits, signed = _integer(str(ir.RankedTensorType(value.type).element_type))
     lowest, highest = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
     full = -1 if signed else highest
     integers = {
@@ -211,7 +212,7 @@ def _is_neutral(value: ir.Value, reducer: str) -> bool:
         "and": full,
     }
     # The bindings give some unsigned values as negative numbers.
-    return reducer in integers and (number.value - integers[reducer]) % (1 << bits) == 0
+    return reducer in integers and (number - integers[reducer]) % (1 << bits) == 0
 
 
 def _integer(text: str) -> tuple[int, bool]:
@@ -248,13 +249,8 @@ def _collect_free(block: ir.Block, inside: set[ir.Value], free: dict[ir.Value, N
 
 def is_zero(op: ir.Operation) -> bool:
     """Whether `op` is a constant of zeros."""
-    if op.name != "stablehlo.constant":
-        return False
-    attr = op.attributes["value"]
-    if not isinstance(attr, ir.DenseElementsAttr) or not attr.is_splat:
-        return False
-    element = attr.get_splat_value()
-    return isinstance(element, ir.IntegerAttr | ir.FloatAttr) and element.value == 0
+    number = read_splat(op) if op.name == "stablehlo.constant" else None
+    return number is not None and not isinstance(number, bool) and number == 0
 
 
 @dataclass

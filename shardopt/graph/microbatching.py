@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-Splat = float | int | bool
+Splat = complex | float | int | bool
 
 
 @dataclass(frozen=True)

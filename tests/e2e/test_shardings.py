@@ -165,11 +165,9 @@ def test_callbacks_have_no_form_as_a_module(mesh: jax.sharding.Mesh) -> None:
         jax.debug.print("{x}", x=x)
         return x
 
-    message = "the function cannot be exported: serialization of host_callbacks"
+    message = r"the function cannot be exported: 'debug_print' at .*test_shardings.py:\d+"
     with pytest.raises(shardopt.UserError, match=f"shardings: {message}"):
         shardopt.shardings(step, np.ones(4), mesh=mesh)
-    with pytest.raises(shardopt.UserError, match=f"parallelize: {message}"):
-        shardopt.parallelize(step, cluster="cpu-test:1x1")(np.ones(4))
 
 
 def test_errors_of_the_function_itself_are_the_users_to_see(mesh: jax.sharding.Mesh) -> None:

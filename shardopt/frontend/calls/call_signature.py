@@ -9,6 +9,7 @@ import jax
 from jax import export
 from jax.tree_util import KeyPath, keystr, tree_flatten_with_path
 
+from shardopt.frontend.calls.callbacks import callback_line
 from shardopt.support.errors import UserError
 
 # How messages of `jax.export` about programs that it does not take begin.
@@ -63,4 +64,6 @@ def export_call(
     except (NotImplementedError, ValueError) as error:
         if not str(error).startswith(_NOT_EXPORTED):
             raise
-        raise UserError(f"{function}: the function cannot be exported: {error}") from error
+        callback = callback_line(jitted, args, kwargs)
+        why = f"{callback} is a callback to Python" if callback else error
+        raise UserError(f"{function}: the function cannot be exported: {why}") from error

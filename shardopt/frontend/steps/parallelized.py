@@ -14,6 +14,7 @@ import jax
 from jax import export
 
 from shardopt.frontend.calls.call_signature import Leaves, export_call, flat_call, type_of
+from shardopt.frontend.calls.callbacks import recorded
 from shardopt.frontend.calls.device_cluster import export_platform
 from shardopt.frontend.calls.static_arguments import StaticArguments
 from shardopt.frontend.planning.optimize import optimize
@@ -246,7 +247,7 @@ class Parallelized(Generic[P, R]):
         signature = call.signature
         if signature not in self._planned:
             args, kwargs = jax.tree.unflatten(signature.tree, signature.avals)
-            jitted, finish = self._program(call)
+            jitted, finish = self._looked_at(*self._program(call), args, kwargs)
             exported = export_call("parallelize", jitted, self._export_platform, args, kwargs)
             batch = "auto" if self._batch is None else self._flat_batch(call, exported)
             try:
@@ -284,6 +285,31 @@ class Parallelized(Generic[P, R]):
             keep_unused=True,
         )
         return jitted, finish
+
+    def _looked_at(
+        self,
+        jitted: Any,
+        finish: Callable[[Any, Call], Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[Any, Callable[[Any, Call], Any]]:
+        """The same where callbacks that look at values run in this process, after the step."""
+        step = recorded("parallelize", jitted, args, kwargs)
+        if step is None:
+            return jitted, finish
+
+        def finish_and_look(results: Any, call: Call) -> Any:
+            returned, values = results
+            step.look(values)
+            return finish(returned, call)
+
+        looked_at = jax.jit(
+            step.fun,
+            donate_argnums=step.donate_argnums,
+            donate_argnames=self._tracing.donate_argnames,
+            keep_unused=True,
+        )
+        return looked_at, finish_and_look
 
     def _session(self, signature: Signature, planned: Planned) -> Session:
         if signature not in self._sessions:

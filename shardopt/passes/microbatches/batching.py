@@ -16,8 +16,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.extract.op_graph import free_values
-from shardopt.graph.microbatching import Splat, Split
+from shardopt.graph.microbatching import Split
 from shardopt.ir.rewriting import shape_of
+from shardopt.ir.splats import Splat, resized, splat_constant
 
 # Attributes that give, dimension by dimension of operand 0, an extent: the full one where the
 # dimension is split.
@@ -51,14 +52,13 @@ class Microbatch:
 
         `operands` are its operands at microbatch shape, then the values its regions read from
         outside."""
+        if op.name == "stablehlo.constant" and results[0] is not None:
+            return [resized(op, self.block_type(op.results[0].type, results[0]))]
         new = op.clone()
         _replace_operands(new, op, operands)
         for old, result, split in zip(op.results, new.results, results, strict=True):
             result.set_type(self.block_type(old.type, split))
-        if op.name == "stablehlo.constant" and results[0] is not None:
-            value = ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()
-            new.attributes["value"] = ir.DenseElementsAttr.get_splat(new.results[0].type, value)
-        elif op.name == "stablehlo.iota" and results[0] is not None:
+        if op.name == "stablehlo.iota" and results[0] is not None:
             return [self._advance(new, results[0])]
         elif op.name in _EXTENTS:
             _shrink_extents(new, shape_of(op.operands[0]))
@@ -137,32 +137,6 @@ def neutral(type_: ir.Type, reducer: str) -> ir.Value:
         ones = str(element) == "i1" or (isinstance(element, ir.IntegerType) and element.is_unsigned)
         return splat_constant(type_, _extreme(element, lowest=False) if ones else -1)
     return splat_constant(type_, 1 if reducer == "multiply" else 0)
-
-
-def splat_constant(type_: ir.Type, value: Splat) -> ir.Value:
-    """A constant whose elements are all `value`."""
-    element = ir.RankedTensorType(type_).element_type
-    if isinstance(element, ir.ComplexType):
-        # The bindings have no attribute for a complex number.
-        text = f"dense<({float(value)}, 0.0)> : {type_}"
-        return stablehlo.ConstantOp(ir.Attribute.parse(text)).result
-    if isinstance(element, ir.IntegerType):
-        scalar: ir.Attribute = ir.IntegerAttr.get(element, int(value))
-    else:
-        scalar = ir.FloatAttr.get(element, float(value))
-    return stablehlo.ConstantOp(ir.DenseElementsAttr.get_splat(type_, scalar)).result
-
-
-def read_splat(op: ir.Operation) -> Splat | None:
-    """The element of a constant whose elements are all equal, or None; complex constants count as
-    unknown."""
-    attr = op.attributes["value"]
-    if not isinstance(attr, ir.DenseElementsAttr) or not attr.is_splat:
-        return None
-    element = attr.get_splat_value()
-    return (
-        element.value if isinstance(element, (ir.IntegerAttr, ir.FloatAttr, ir.BoolAttr)) else None
-    )
 
 
 def _extreme(element: ir.Type, *, lowest: bool) -> Splat:

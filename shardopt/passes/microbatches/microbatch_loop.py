@@ -17,12 +17,12 @@ from shardopt.forms.microbatched_form import MICROBATCH
 from shardopt.graph.microbatching import Accumulator, BodyOp, Splat, TimePlan, View
 from shardopt.graph.op_graph import Op
 from shardopt.ir.rewriting import BARRIER, barrier
+from shardopt.ir.splats import read_splat
 from shardopt.passes.microbatches.batching import (
     Microbatch,
     blocks_type,
     combine,
     neutral,
-    read_splat,
     split_blocks,
 )
 

@@ -21,6 +21,7 @@ from shardopt.extract.op_graph import sharding_rules
 from shardopt.extract.repeated_ops import repeated_ops
 from shardopt.graph.op_graph import SHARED
 from shardopt.ir.rewriting import defining, shape_of
+from shardopt.ir.splats import is_splat
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.stages.step_graph import StepGraph, sum_point
 from shardopt.support.errors import UserError
@@ -118,10 +119,7 @@ class _StepReader:
             new = self.reader.ops[known:]
             self.layers += [ir.IntegerAttr(op.attributes[LAYER]).value] * len(new)
             for each, handle in zip(new, self.reader.handles[known:], strict=True):
-                if (
-                    each.name == "constant"
-                    and not ir.DenseElementsAttr(handle.attributes["value"]).is_splat
-                ):
+                if each.name == "constant" and not is_splat(handle):
                     self.literals.update(each.results)
 
     def _bind_captures(self) -> None:

@@ -11,7 +11,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.dialect.program import Program, body_of, read_program
 from shardopt.ir.rewriting import terminator
-from shardopt.passes.microbatches.batching import splat_constant
+from shardopt.ir.splats import splat_constant
 
 
 def expand_loop(module: ir.Module) -> None:

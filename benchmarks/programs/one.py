@@ -1,0 +1,130 @@
+"""Run one program of the table in one process: one line of JSON for each setting, as it ends.
+
+python -m benchmarks.programs.one "Optax/MultiSteps" [--settings 1x1,2x1,2xB]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.programs.program import Program, Trial, installed_programs
+
+CLUSTER = "cpu-test:1x4"
+# Numbers of stages and of microbatches; B is what the program says.
+SETTINGS = ("1x1", "2x1", "2xB")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended in one setting: "works" or "wrong" with the largest difference to
+    `jax.jit`, "refused" with the message of a UserError, or "failed" with any other error."""
+
+    setting: str
+    kind: str
+    difference: float = 0.0
+    message: str = ""
+
+
+def outcome(program: Program, setting: str, expected: list[Any]) -> Outcome:
+    """Plan and run a program, and compare all that three steps return and change."""
+    import shardopt
+
+    trial = program.make()
+    stages, microbatches = setting.split("x")
+    donated = range(len(trial.state)) if trial.after == "replaced" else ()
+    try:
+        planned = shardopt.parallelize(
+            trial.step,
+            cluster=CLUSTER,
+            stages=int(stages),
+            microbatches=trial.microbatches if microbatches == "B" else int(microbatches),
+            donate_argnums=tuple(donated),
+            quick_compile=True,
+            **trial.options,
+            **trial.planning,
+        )
+        with planned:
+            results = run(trial, planned)
+    except shardopt.UserError as error:
+        return Outcome(setting, "refused", message=str(error))
+    except Exception as error:
+        return Outcome(setting, "failed", message=f"{type(error).__name__}: {error}")
+    difference = largest_difference(results, expected)
+    kind = "works" if difference <= trial.tolerance else "wrong"
+    return Outcome(setting, kind, difference)
+
+
+def run(trial: Trial, step: Any) -> list[Any]:
+    """The results of every step and the state after it, as arrays of NumPy."""
+    state, seen = trial.state, []
+    for batch in trial.batches:
+        results = step(*state, *batch, **trial.keywords)
+        if trial.after == "replaced":
+            state = results[: len(state)]
+        returned = results if trial.after == "mutated" else trial.arrays(results)
+        seen.append(_arrays((returned, trial.arrays(state))))
+    return seen
+
+
+def _arrays(tree: Any) -> list[np.ndarray]:
+    import jax
+
+    def plain(leaf: Any) -> np.ndarray:
+        if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        array = np.asarray(leaf)
+        return array.astype(np.float32) if array.dtype.name == "bfloat16" else array.copy()
+
+    return [plain(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def largest_difference(results: list[Any], expected: list[Any]) -> float:
+    """Over all arrays, the largest difference of two elements by the largest element; infinity for
+    other shapes, dtypes, integers or numbers that are none."""
+    worst = 0.0
+    for step, other in zip(results, expected, strict=True):
+        if len(step) != len(other):
+            return float("inf")
+        worst = max([worst, *map(_difference, step, other)])
+    return worst
+
+
+def _difference(result: np.ndarray, expected: np.ndarray) -> float:
+    if result.shape != expected.shape or result.dtype != expected.dtype:
+        return float("inf")
+    if not np.issubdtype(expected.dtype, np.inexact):
+        return 0.0 if np.array_equal(result, expected) else float("inf")
+    if not np.array_equal(np.isfinite(result), np.isfinite(expected)):
+        return float("inf")
+    finite = np.isfinite(expected)
+    if not finite.any():
+        return 0.0
+    largest = np.abs(expected[finite]).max()
+    return float(np.abs(result[finite] - expected[finite]).max() / (largest or 1.0))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("program", metavar="LIBRARY/FEATURE")
+    parser.add_argument("--settings", default=",".join(SETTINGS))
+    args = parser.parse_args(argv)
+    by_name = {f"{each.library}/{each.feature}": each for each in installed_programs()}
+    if args.program not in by_name:
+        parser.error(f"unknown program '{args.program}'")
+    program = by_name[args.program]
+    trial = program.make()
+    expected = run(trial, trial.jit(trial.step, **trial.options))
+    for setting in args.settings.split(","):
+        print(json.dumps(asdict(outcome(program, setting, expected))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The page of the table: what each program came to, and with which message others are refused."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.programs.one import CLUSTER, SETTINGS
+
+Outcomes = Sequence[Mapping[str, Any]]
+
+_HEAD = f"""# Programs as people write them
+
+Small training and inference steps of several libraries, three calls of each through
+`shardopt.parallelize` on `{CLUSTER}`, against the library's own jit on one device: with one stage,
+with two, and with two stages and several microbatches. A figure is the largest difference of two
+elements of a result or of the state, relative to the largest element of its array, over all arrays
+and calls; integers, flags and keys have to be equal.
+
+Made by `python -m benchmarks.programs --results results.json --table docs/evidence/programs.md`.
+Libraries that are not installed are left out; none is a dependency of shardopt.
+"""
+
+
+def page(results: Mapping[str, Outcomes], absent: Sequence[str]) -> str:
+    """Markdown. `results` are by "LIBRARY/FEATURE", in the order of the page."""
+    lines = [_HEAD, *_totals(results), ""]
+    if absent:
+        lines += [f"Not installed when this was made: {', '.join(absent)}.", ""]
+    lines += [
+        "| library | program | one stage | two stages | microbatches |",
+        "|---|---|---|---|---|",
+    ]
+    notes: dict[str, int] = {}
+    for name, outcomes in results.items():
+        library, feature = name.split("/", 1)
+        cells = [_cell(setting, outcomes, notes) for setting in SETTINGS]
+        lines.append(f"| {library} | {feature} | {' | '.join(cells)} |")
+    if notes:
+        lines += ["", "## Messages", ""]
+        lines += [f"{number}. {message}" for message, number in notes.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _totals(results: Mapping[str, Outcomes]) -> Iterator[str]:
+    kinds = [Counter(_kinds(setting, results)) for setting in SETTINGS]
+    yield f"{len(results)} programs:"
+    yield ""
+    yield "| | one stage | two stages | microbatches |"
+    yield "|---|---:|---:|---:|"
+    for kind in ("works", "refused", "wrong", "failed"):
+        yield f"| {kind} | {' | '.join(str(counts[kind]) for counts in kinds)} |"
+
+
+def _kinds(setting: str, results: Mapping[str, Outcomes]) -> Iterator[str]:
+    for outcomes in results.values():
+        yield from (each["kind"] for each in outcomes if each["setting"] == setting)
+
+
+def _cell(setting: str, outcomes: Outcomes, notes: dict[str, int]) -> str:
+    outcome = next((each for each in outcomes if each["setting"] == setting), None)
+    if outcome is None:
+        return ""
+    if outcome["kind"] in ("works", "wrong"):
+        word = "" if outcome["kind"] == "works" else "**wrong** "
+        return f"{word}{outcome['difference']:.0e}"
+    number = notes.setdefault(_message(outcome["message"]), len(notes) + 1)
+    return f"{outcome['kind']} ({number})"
+
+
+def _message(text: str) -> str:
+    """A message on one line; paths begin at the folder of the programs."""
+    return re.sub(r"(?:/[\w.-]+)+/benchmarks/", "benchmarks/", " ".join(text.split()))
