@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax._src import source_info_util
 from jax.extend import core
 
+from shardopt.frontend.calls.jax_internals import line_of
 from shardopt.support.errors import UserError
 
 _LOOKING = frozenset({"debug_callback", "debug_print", "io_callback"})
@@ -89,7 +89,7 @@ def _refusal(eqn: Any) -> str:
 
 
 def _place(eqn: Any) -> str:
-    return f"'{eqn.primitive.name}' at {source_info_util.summarize(eqn.source_info)}"
+    return f"'{eqn.primitive.name}' at {line_of(eqn)}"
 
 
 def _is_callback(eqn: Any) -> bool:

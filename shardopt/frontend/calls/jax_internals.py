@@ -1,6 +1,6 @@
 """What the front end needs of JAX that has no public name: what an array can carry besides shape
-and dtype (weak types, key types), the static arguments of a jitted function, and which classes are
-arrays.
+and dtype (weak types, key types), the static arguments of a jitted function, which classes are
+arrays, and where an equation stands in the user's code.
 
 No other file of the front end touches private parts of jax, but for the fields of `Exported` in
 `shardopt.frontend.spmd.shard`."""
@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core, dtypes
+from jax._src import core, dtypes, source_info_util
 from jax._src.lax.lax import _convert_element_type
 
 
@@ -37,3 +37,8 @@ def jitted_static(fun: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Numbers and names of the static arguments that a function was jitted with."""
     info = getattr(fun, "_jit_info", None)
     return (info.static_argnums, info.static_argnames) if info is not None else ((), ())
+
+
+def line_of(equation: Any) -> str:
+    """The user's line that an equation of a jaxpr comes from, with file, column and function."""
+    return str(source_info_util.summarize(equation.source_info))
