@@ -22,8 +22,10 @@ _SDY_DIM = re.compile(r"\{([^{}]*)\}")
 _SDY_SHARDING = re.compile(
     r"<@(?P<mesh>[\w.$-]+),\s*\[(?P<dims>.*)\](?:,\s*replicated=\{[^{}]*\})?(?:,\s*unreduced=\{(?P<unreduced>[^{}]*)\})?>"
 )
+# The attribute of operations, arguments and results that holds a sharding in GSPMD's form.
+MHLO_SHARDING = "mhlo.sharding"
 _UNREDUCED = "{unreduced}"
-_MHLO_SHARDING = re.compile(r"\{[^{}]*(?:last_tile_dims=\{[^{}]*\})?\}")
+_ONE_SHARDING = re.compile(r"\{[^{}]*(?:last_tile_dims=\{[^{}]*\})?\}")
 
 
 @lru_cache(maxsize=65536)
@@ -125,7 +127,7 @@ def tuple_to_mhlo(shardings: list[Sharding], mesh: Mesh) -> str:
 
 def split_tuple(text: str) -> list[str]:
     """`{{replicated}, {devices=[2]<=[2]}}` -> its parts; a plain sharding is its own only part."""
-    return _MHLO_SHARDING.findall(text)
+    return _ONE_SHARDING.findall(text)
 
 
 def to_sdy(sharding: Sharding, mesh_name: str) -> str:

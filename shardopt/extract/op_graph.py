@@ -53,9 +53,9 @@ _BITS = {"i1": 8, "index": 64}
 def sharding_rules(module: ir.Module) -> Iterator[None]:
     """Within the block every operation that Shardy knows carries its rule as an attribute;
     afterwards none does."""
-    passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))").run(
-        module.operation
-    )
+    passmanager.PassManager.parse(
+        "builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context
+    ).run(module.operation)
     try:
         yield
     finally:

@@ -31,6 +31,7 @@ from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, read_donati
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor, read_topology
 from shardopt.dialect.schedule import read_schedule
+from shardopt.dialect.sharding import MHLO_SHARDING
 from shardopt.forms.exported_program import (
     Argument,
     Body,
@@ -51,7 +52,6 @@ from shardopt.forms.shardy_functions import complete_module
 from shardopt.mesh.mesh import Mesh, Sharding
 
 MAIN = "main"
-MHLO_SHARDING = "mhlo.sharding"
 MESH_SHAPE = "mesh_shape"
 
 FRAGMENT = "fragment"  # kind of a call that does not say

@@ -22,11 +22,10 @@ from shardopt.dialect.mpmd import (
     read_topology,
 )
 from shardopt.dialect.schedule import read_schedule
-from shardopt.dialect.sharding import to_mhlo
+from shardopt.dialect.sharding import MHLO_SHARDING, to_mhlo
 from shardopt.forms.exported_form import (
     MAIN,
     MESH_SHAPE,
-    MHLO_SHARDING,
     attribute_dicts,
     callee_name,
     entry_block,

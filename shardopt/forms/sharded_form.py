@@ -25,13 +25,14 @@ from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import Traffic
 from shardopt.dialect.attributes import f64, i64
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
-from shardopt.dialect.sharding import split_tuple
+from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple
+from shardopt.extract.op_graph import sharding_rules
 from shardopt.forms.shardy_form import errors, read_mesh
-from shardopt.ir.rewriting import functions, symbol_name, terminator
+from shardopt.forms.unreduced_proof import says_unreduced, unproven
+from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
 from shardopt.mesh.mesh import Mesh
 
 COST = "shardopt.cost"
-MHLO_SHARDING = "mhlo.sharding"
 REPLICATED = "{replicated}"
 UNREDUCED = "{unreduced}"  # along all axes of the mesh
 
@@ -113,8 +114,28 @@ def violations(module: ir.Module) -> Iterator[Violation]:
         )
     else:
         meshes = {mesh.name: mesh for mesh in read_topology(main)}
-        for function in functions(module):
-            yield from _of_function(function, meshes)
+        malformed = [each for f in functions(module) for each in _of_function(f, meshes)]
+        # The proof reads every sharding.
+        yield from malformed or _unproven(module, meshes)
+
+
+def _unproven(module: ir.Module, meshes: dict[str, Mesh]) -> list[Violation]:
+    """Values that are unreduced without reason (`shardopt.forms.unreduced_proof`)."""
+    fragments = list(operations(module.operation, ("mpmd.fragment",)))
+    if not any(map(_has_unreduced, fragments)):  # most modules: spare them the sharding rules
+        return []
+    with sharding_rules(module):
+        return [
+            Violation(*each)
+            for fragment in fragments
+            for each in unproven(fragment, meshes[_mesh_name(fragment)])
+        ]
+
+
+def _has_unreduced(fragment: ir.Operation) -> bool:
+    return any(map(_is_unreduced, (*fragment.operands, *fragment.results))) or any(
+        map(says_unreduced, operations(fragment))
+    )
 
 
 def _of_plain(module: ir.Module, main: ir.Operation) -> Iterator[Violation]:
@@ -186,10 +207,14 @@ def _of_block(block: ir.Block, meshes: dict[str, Mesh]) -> Iterator[Violation]:
 
 
 def _of_fragment(op: ir.Operation, meshes: dict[str, Mesh]) -> Iterator[Violation]:
-    mesh = meshes[ir.StringAttr(op.attributes["mesh_name"]).value]
+    mesh = meshes[_mesh_name(op)]
     if COST not in op.attributes:
         yield Violation(op, f"expected attribute '{COST}' on the fragment, found none")
-    yield from _of_ops(op.regions[0].blocks[0], mesh.size)
+    yield from _of_ops(op.regions[0].blocks[0], mesh.size, mesh)
+
+
+def _mesh_name(fragment: ir.Operation) -> str:
+    return ir.StringAttr(fragment.attributes["mesh_name"]).value
 
 
 def _of_type(type_: ir.Type, meshes: dict[str, Mesh]) -> Iterator[str]:
@@ -207,11 +232,11 @@ def _of_type(type_: ir.Type, meshes: dict[str, Mesh]) -> Iterator[str]:
             yield str(error)
 
 
-def _of_ops(block: ir.Block, devices: int) -> Iterator[Violation]:
+def _of_ops(block: ir.Block, devices: int, mesh: Mesh | None = None) -> Iterator[Violation]:
     for view in block.operations:
         op = view.operation
         for inner in regions_of(op):
-            yield from _of_ops(inner, devices)
+            yield from _of_ops(inner, devices, mesh)
         if not len(op.results) or op.name in CONTROL_FLOW:
             continue
         if MHLO_SHARDING not in op.attributes:
@@ -224,9 +249,20 @@ def _of_ops(block: ir.Block, devices: int) -> Iterator[Violation]:
             )
             continue
         for text, result in zip(texts, op.results, strict=False):
-            message = _tile_error(text, tuple(ir.RankedTensorType(result.type).shape), devices)
+            shape = tuple(ir.RankedTensorType(result.type).shape)
+            message = _tile_error(text, shape, devices) or _axes_error(text, shape, mesh)
             if message:
                 yield Violation(op, f"'{op.name}': {message}")
+
+
+def _axes_error(text: str, shape: tuple[int, ...], mesh: Mesh | None) -> str:
+    """Why a sharding does not lie along the axes of the mesh, where that is known."""
+    try:
+        if mesh is not None:
+            from_mhlo(text, len(shape), mesh).check(mesh, shape)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _tile_error(text: str, shape: tuple[int, ...], devices: int) -> str:

@@ -21,8 +21,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from shardopt.dialect.annotation import is_marker
-from shardopt.dialect.sharding import from_mhlo, split_tuple
-from shardopt.forms.sharded_form import MHLO_SHARDING, regions_of
+from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple
+from shardopt.forms.sharded_form import regions_of
 from shardopt.forms.shardy_form import SDY_SHARDING, needs_no_constraint
 from shardopt.ir.rewriting import defining, functions, symbol_name, terminator
 from shardopt.mesh.mesh import Mesh, Sharding

@@ -28,9 +28,10 @@ from shardopt.dialect.mpmd import (
 from shardopt.dialect.plain_mesh import PLAIN_MESH
 from shardopt.dialect.prediction import PREDICTED
 from shardopt.dialect.rematerialization import REMATERIALIZE
+from shardopt.dialect.sharding import MHLO_SHARDING
 from shardopt.dialect.stages import STAGES
 from shardopt.dialect.strategy import CLONE, STRATEGY
-from shardopt.forms.exported_form import MESH_SHAPE, MHLO_SHARDING
+from shardopt.forms.exported_form import MESH_SHAPE
 from shardopt.forms.sharded_form import COST
 
 # Who writes what was in the model before the first pass.

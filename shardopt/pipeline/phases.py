@@ -7,7 +7,7 @@ a phase verifies the form that it leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardopt.passes.options import (
@@ -32,11 +32,12 @@ class When:
 @dataclass(frozen=True)
 class Phase:
     """A named pipeline. Steps are pipeline text; a bare name of one of our passes receives the
-    phase's options."""
+    phase's options. What a phase that `extends` leaves still has the form that it was given."""
 
     name: str
     summary: str
     steps: tuple[str | When, ...]
+    extends: bool = False
 
 
 PHASES: tuple[Phase, ...] = (
@@ -103,18 +104,21 @@ PHASES: tuple[Phase, ...] = (
             "shardopt-annotate-shardings",
             "shardopt-verify-sharded",
         ),
+        extends=True,
     ),
     Phase(
         "transfer",
         "make every edge between meshes one explicit transfer",
         # behind sharding: what moves follows from the shardings at both ends
         ("shardopt-insert-transfers", "shardopt-verify-transferred"),
+        extends=True,
     ),
     Phase(
         "schedule",
         "order the tasks of every mesh and simulate the step",
         # behind transfers: their seconds decide between two orders of tasks
         ("shardopt-schedule-pipeline", "shardopt-verify-scheduled"),
+        extends=True,
     ),
     Phase(
         "export",
@@ -175,11 +179,14 @@ def expand_phase(phase: Phase, options: str = "") -> str:
     return ",".join(_with_options(step, passed_on) for step in _enabled_steps(phase, enabled))
 
 
-def phase_range(first: str = "", last: str = "", options: str = "") -> str:
+def phase_range(
+    first: str = "", last: str = "", options: str = "", *, verify_input: bool = False
+) -> str:
     """The phases from `first` to `last` (both included, by default all) as pipeline text.
 
-    `options` go to every phase of the range that takes them. Raises UserError for a wrong name, an
-    empty range, or an option that no phase of the range takes."""
+    With `verify_input` the forms that the phases before leave are verified first. `options` go to
+    every phase of the range that takes them. Raises UserError for a wrong name, an empty range, or
+    an option that no phase of the range takes."""
     start = _phase_index(first) if first else 0
     stop = _phase_index(last) if last else len(PHASES) - 1
     if start > stop:
@@ -194,11 +201,20 @@ def phase_range(first: str = "", last: str = "", options: str = "") -> str:
         if option.name not in known:
             where = f"option of the phases {chosen[0].name} to {chosen[-1].name}"
             raise OptionError(unknown_name(where, option.name, known), option.offset)
-    steps = []
+    steps = list(_verifiers_before(start)) if verify_input else []
     for phase in chosen:
         text = _option_text([option for option in texts if option.name in takers[phase.name]])
         steps.append(PREFIX + phase.name + (f"{{{text}}}" if text else ""))
     return f"builtin.module({','.join(steps)})"
+
+
+def _verifiers_before(start: int) -> Iterator[str]:
+    """The last steps of the phases before number `start` whose forms still hold there."""
+    first = start
+    while first and (first == start or PHASES[first].extends):
+        first -= 1
+    for phase in PHASES[first:start]:
+        yield from (step for step in phase.steps[-1:] if isinstance(step, str))
 
 
 def _phase_index(name: str) -> int:

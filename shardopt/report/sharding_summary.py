@@ -13,9 +13,9 @@ from jaxlib.mlir import ir
 from shardopt.cost.summary import CostSummary
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.donation import read_donation
-from shardopt.dialect.sharding import from_mhlo, from_sdy
+from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, from_sdy
 from shardopt.extract.op_graph import read_tensor
-from shardopt.forms.sharded_form import MHLO_SHARDING, read_cost
+from shardopt.forms.sharded_form import read_cost
 from shardopt.forms.shardy_form import SDY_SHARDING
 from shardopt.ir.diagnostics import position_of
 from shardopt.ir.rewriting import functions, symbol_name

@@ -62,7 +62,10 @@ def chosen_task(options: argparse.Namespace, flags: Sequence[PassFlag], data: by
     if options.pass_pipeline is not None:
         return Task(parse_pipeline(options.pass_pipeline), verify_each)
     if by_phase:
-        text = phase_range(options.first or "", options.last or "", options.phase_options)
+        # People edit dumps and go on from there.
+        text = phase_range(
+            options.first or "", options.last or "", options.phase_options, verify_input=True
+        )
         return Task(parse_pipeline(text), verify_each)
     return Task(NestStep(ROOT_ANCHOR, tuple(step_of_flag(flag) for flag in flags)), verify_each)
 

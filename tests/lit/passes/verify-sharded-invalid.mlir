@@ -1,6 +1,7 @@
 // RUN: split-file %s %t
 // RUN: not shardopt-opt %t/types.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/types.mlir
 // RUN: not shardopt-opt %t/ops.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/ops.mlir
+// RUN: not shardopt-opt %t/axes.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/axes.mlir
 // RUN: not shardopt-opt %t/plain.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/plain.mlir
 // RUN: not shardopt-opt %t/signature.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/signature.mlir
 // RUN: not shardopt-opt %t/shardy.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/shardy.mlir
@@ -38,6 +39,24 @@ func.func public @main(%x: !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0,
     %3 = stablehlo.add %2, %a {mhlo.sharding = "{{replicated}, {replicated}}"} : tensor<8xf32>
     mpmd.return %3 : tensor<8xf32>
   } : (!mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{"x"}]>>) -> !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{"x"}]>>
+  return
+}
+
+//--- axes.mlir
+func.func public @main(%x: !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{}]>>) attributes {topology = #mpmd.topology<<"m0" : <["x"=2, "y"=3]>>>} {
+  mpmd.fragment<mesh="m0", origin=["fwd"], stage=0> (%x) {shardopt.kind = "fwd", shardopt.cost = {}} (%a: tensor<8xf32>) {
+    // CHECK: axes.mlir:[[@LINE+1]]:10: error: 'stablehlo.add': expected a sharding of the form {replicated} or {devices=[…]<=[…]}, found '{maximal device=0}'
+    %0 = stablehlo.add %a, %a {mhlo.sharding = "{maximal device=0}"} : tensor<8xf32>
+    // CHECK: axes.mlir:[[@LINE+1]]:10: note: 'stablehlo.add': expected a sharding of the form {replicated} or {devices=[…]<=[…]}, found '{manual}'
+    %1 = stablehlo.add %a, %a {mhlo.sharding = "{manual}"} : tensor<8xf32>
+    // CHECK: axes.mlir:[[@LINE+1]]:10: note: 'stablehlo.add': expected tiles of whole mesh axes
+    %2 = stablehlo.add %a, %a {mhlo.sharding = "{devices=[2,3]<=[3,2]T(1,0) last_tile_dim_replicate}"} : tensor<8xf32>
+    // CHECK: axes.mlir:[[@LINE+1]]:10: note: 'stablehlo.add': expected a sharding of the form
+    %3 = stablehlo.add %a, %a {mhlo.sharding = "{devices=[-2,3]<=[6] last_tile_dim_replicate}"} : tensor<8xf32>
+    // CHECK: axes.mlir:[[@LINE+1]]:10: note: 'stablehlo.add': expected tiles of whole mesh axes
+    %4 = stablehlo.add %a, %a {mhlo.sharding = "{devices=[2,3]<=[9] last_tile_dim_replicate}"} : tensor<8xf32>
+    mpmd.return
+  } : (!mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{}]>>) -> ()
   return
 }
 

@@ -270,6 +270,7 @@ def test_leaves_know_where_they_stand() -> None:
 def test_phase_ranges() -> None:
     assert phase_range() == "builtin.module(shardopt-try,shardopt-last)"
     assert phase_range("last") == "builtin.module(shardopt-last)"
+    assert phase_range("last", verify_input=True) == "builtin.module(shardopt-last)"
     assert phase_range(last="try", options="exact") == "builtin.module(shardopt-try{exact})"
     options = "num-stages=2 schedule=gpipe"
     assert (

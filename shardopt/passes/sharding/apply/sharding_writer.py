@@ -15,8 +15,8 @@ from jaxlib.mlir import ir
 from shardopt.dialect.attributes import entries, i32
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import is_mesh_tensor, mesh_tensor_type, parse_mesh_tensor
-from shardopt.dialect.sharding import to_mhlo, tuple_to_mhlo
-from shardopt.forms.sharded_form import CONTROL_FLOW, MHLO_SHARDING, regions_of
+from shardopt.dialect.sharding import MHLO_SHARDING, to_mhlo, tuple_to_mhlo
+from shardopt.forms.sharded_form import CONTROL_FLOW, regions_of
 from shardopt.ir.rewriting import terminator
 from shardopt.mesh.mesh import Mesh, Sharding
 

@@ -15,10 +15,11 @@ anyway."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardopt.graph.op_graph import MARKER, Op, OpGraph, Tensor
+from shardopt.graph.linear_ops import leaves_terms, linear_modes, plain_zeros
+from shardopt.graph.op_graph import Op, OpGraph
 
 Tied = Iterable[tuple[int, int]]
 
@@ -42,30 +43,6 @@ class Linear:
 
 REDUCED = Linear()
 
-# Operations that are linear in operand 0, whatever the others are.
-_IN_FIRST = frozenset(
-    {
-        MARKER,
-        "broadcast_in_dim",
-        "convert",
-        "divide",
-        "dynamic_slice",
-        "gather",
-        "negate",
-        "reshape",
-        "reverse",
-        "slice",
-        "transpose",
-    }
-)
-_IN_BOTH = frozenset({"add", "subtract", "dynamic_update_slice"})
-# Bilinear: linear in either operand, with the other one whole.
-_IN_EITHER = frozenset({"multiply", "dot_general", "convolution"})
-# What zeros stay zeros under.
-_KEEPS_ZEROS = frozenset(
-    {"broadcast_in_dim", "convert", "negate", "reshape", "reverse", "slice", "transpose"}
-)
-
 
 def find_linear(graph: OpGraph, tied: Tied = (), reduced: Iterable[int] = ()) -> tuple[Linear, ...]:
     """For each operation of `graph`. The tensors of a `tied` pair end with equal shardings;
@@ -84,7 +61,7 @@ class _Analysis:
         self.reduced = reduced | set(graph.outputs) | set(graph.inputs) | inside
         self.producers = graph.producers()
         self.consumers = graph.consumers()
-        self.zeros = _zeros(graph)
+        self.zeros = plain_zeros(graph)
         # A carried value has zeros only before the first iteration.
         self.always_zero = self.zeros - self.carried
         self.modes = {id(op): linear_modes(op, graph.tensors, self.always_zero) for op in graph.ops}
@@ -106,7 +83,7 @@ class _Analysis:
         )
         if is_unreduced and op.results[0] in self.zeros:
             modes = ((), *modes)
-        contracts = is_unreduced and _contracts(op, self.always_zero)
+        contracts = is_unreduced and leaves_terms(op, self.always_zero)
         return Linear(modes, is_unreduced, contracts, any(self._ends(op, mode) for mode in modes))
 
     def _ends(self, op: Op, mode: tuple[int, ...]) -> bool:
@@ -154,7 +131,7 @@ class _Analysis:
 
     def _is_made(self, tensor: int) -> bool:
         op = self.graph.ops[self.producers[tensor]]
-        if tensor in self.zeros or _contracts(op, self.always_zero):
+        if tensor in self.zeros or leaves_terms(op, self.always_zero):
             return True
         return any(any(op.operands[k] in self.unreduced for k in mode) for mode in self._modes(op))
 
@@ -216,73 +193,6 @@ class _Analysis:
             op.repeat < made.repeat
             or tensors[op.results[0]].size_bytes < tensors[inside[0]].size_bytes
         )
-
-
-def linear_modes(
-    op: Op, tensors: Sequence[Tensor], zeros: Set[int] = frozenset()
-) -> tuple[tuple[int, ...], ...]:
-    """Sets of operand positions in which `op` is linear together, from what it is alone; `zeros`
-    are known zeros."""
-    if op.rule is None or len(op.results) != 1 or not _is_exact(op, tensors):
-        return ()
-    if op.name in _IN_FIRST:
-        return ((0,),)
-    if op.name in _IN_BOTH:
-        return ((0, 1),)
-    if op.name in _IN_EITHER:
-        return ((0,), (1,))
-    if op.name == "concatenate":
-        return (tuple(range(len(op.operands))),)
-    if op.name == "select":
-        return ((1, 2),)
-    if (
-        op.name == "reduce"
-        and op.reducer == "add"
-        and len(op.operands) == 2
-        and op.operands[1] in zeros
-    ):
-        return ((0,),)
-    if op.name == "pad" and op.operands[1] in zeros:
-        return ((0,),)
-    # Linear in what it adds to and in what it adds; the places are whole.
-    if op.name == "scatter" and op.reducer == "add" and len(op.operands) == 3:
-        return ((0, 2),)
-    return ()
-
-
-def _is_exact(op: Op, tensors: Sequence[Tensor]) -> bool:
-    """Whether terms give what the sum gives, up to the order of additions. A sum of rounded terms
-    does not."""
-    if op.name == "convert":
-        source, target = tensors[op.operands[0]], tensors[op.results[0]]
-        return _is_float(source) and _is_float(target) and target.itemsize >= source.itemsize
-    return op.name != "divide" or _is_float(tensors[op.results[0]])
-
-
-def _is_float(tensor: Tensor) -> bool:
-    return tensor.dtype.startswith(("f", "bf", "complex"))
-
-
-def _contracts(op: Op, zeros: Set[int]) -> bool:
-    """Whether splitting a contracted factor leaves terms of the result. What is not zero to begin
-    with would enter the sum once for each device; and the partitioner sums up what a gather finds
-    on each device by itself."""
-    if op.rule is None or not op.rule.reduction or op.reducer != "add" or len(op.results) != 1:
-        return False
-    if op.name == "reduce":
-        return len(op.operands) == 2 and op.operands[1] in zeros
-    if op.name == "scatter":
-        return len(op.operands) == 3 and op.operands[0] in zeros
-    return op.name in ("dot_general", "convolution")
-
-
-def _zeros(graph: OpGraph) -> frozenset[int]:
-    """Tensors whose elements are all zero, as far as that is plain."""
-    zeros: set[int] = set()
-    for op in graph.ops:
-        if op.zero or (op.name in _KEEPS_ZEROS and op.operands[0] in zeros):
-            zeros.update(op.results)
-    return frozenset(zeros)
 
 
 class _Regions:

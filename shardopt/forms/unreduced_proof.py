@@ -1,0 +1,130 @@
+"""The proof that the unreduced values of a fragment are terms of sums.
+
+A value that says `unreduced={"x"}` stands for the sum of what the devices along x hold. Nothing at
+run time can tell terms from whole values: an annotation in the wrong place doubles a loss without a
+word. So each result that says so must be one of
+
+* the result of a contraction, of which an operand is split along the axis where it is contracted,
+* the result of an operation that is linear in operands which are unreduced along the axis,
+* zeros.
+
+This looks at one operation at a time, from its operands' shardings as they are written. Values that
+cross the border of a fragment have theirs in their types, which have to agree with what is inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.mpmd import parse_mesh_tensor
+from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple
+from shardopt.extract.op_graph import GraphReader
+from shardopt.graph.linear_ops import leaves_terms, linear_modes, plain_zeros
+from shardopt.graph.op_graph import MARKER, Op
+from shardopt.ir.loops import CONTROL_FLOW
+from shardopt.ir.rewriting import operations
+from shardopt.mesh.mesh import Mesh, Sharding
+
+
+def unproven(fragment: ir.Operation, mesh: Mesh) -> Iterator[tuple[ir.Operation, str]]:
+    """Operations with a result that is unreduced without reason, in program order, and what was
+    expected. Every annotation of the fragment must read; to be called inside of `sharding_rules`.
+    """
+    yield from _Proof(fragment, mesh).errors()
+
+
+def says_unreduced(op: ir.Operation) -> bool:
+    """Whether the annotation of an operation calls a result of it unreduced."""
+    return MHLO_SHARDING in op.attributes and "unreduced" in str(op.attributes[MHLO_SHARDING])
+
+
+class _Proof:
+    def __init__(self, fragment: ir.Operation, mesh: Mesh) -> None:
+        self.fragment = fragment
+        block = fragment.regions[0].blocks[0]
+        *body, self.end = (view.operation for view in block.operations)
+        self.reader = GraphReader()
+        self.reader.add_ops(body)
+        self.zeros = plain_zeros(self.reader.graph())
+        self.shardings: dict[int, Sharding] = {}
+        for operand, argument in zip(fragment.operands, block.arguments, strict=True):
+            self._note(argument, parse_mesh_tensor(operand.type).sharding)
+        for op in body:
+            if MHLO_SHARDING in op.attributes:
+                texts = split_tuple(ir.StringAttr(op.attributes[MHLO_SHARDING]).value)
+                for text, result in zip(texts, op.results, strict=True):
+                    self._note(result, from_mhlo(text, ir.RankedTensorType(result.type).rank, mesh))
+
+    def _note(self, value: ir.Value, sharding: Sharding | None) -> None:
+        if sharding is not None:
+            self.shardings[self.reader.tensor(value)] = sharding
+
+    def errors(self) -> Iterator[tuple[ir.Operation, str]]:
+        for op, handle in zip(self.reader.ops, self.reader.handles, strict=True):
+            yield from _in_regions(handle)
+            for tensor in op.results:
+                for axis in self._axes(tensor):
+                    if not self._makes_terms(op, axis):
+                        yield handle, _expected(handle, axis)
+        for number, (value, result) in enumerate(
+            zip(self.end.operands, self.fragment.results, strict=True)
+        ):
+            sharding, tensor = parse_mesh_tensor(result.type).sharding, self.reader.tensor(value)
+            for axis in () if sharding is None else sharding.unreduced:
+                if axis not in self._axes(tensor) and tensor not in self.zeros:
+                    yield (
+                        self.fragment,
+                        f"result {number} is unreduced along '{axis}' and what the fragment "
+                        "returns is not",
+                    )
+
+    def _axes(self, tensor: int) -> tuple[str, ...]:
+        """Those along which a value is unreduced."""
+        return self.shardings[tensor].unreduced if tensor in self.shardings else ()
+
+    def _makes_terms(self, op: Op, axis: str) -> bool:
+        if set(op.results) & self.zeros or (op.name == MARKER and op.operands[0] in self.zeros):
+            return True
+        if leaves_terms(op, self.zeros) and self._is_contracted(op, axis):
+            return True
+        return any(
+            self._is_mode(op, mode, axis)
+            for mode in linear_modes(op, self.reader.tensors, self.zeros)
+        )
+
+    def _is_contracted(self, op: Op, axis: str) -> bool:
+        assert op.rule is not None
+        return any(
+            axis in self.shardings[tensor].dims[dim]
+            for tensor, dims in zip(op.operands, op.rule.operands, strict=False)
+            if tensor in self.shardings
+            for dim, factors in enumerate(dims)
+            if op.rule.reduction.intersection(factors)
+        )
+
+    def _is_mode(self, op: Op, mode: tuple[int, ...], axis: str) -> bool:
+        """Whether just the operands of the mode are terms along the axis; zeros always are."""
+        inside = [op.operands[k] for k in mode if op.operands[k] not in self.zeros]
+        outside = [tensor for k, tensor in enumerate(op.operands) if k not in mode]
+        return (
+            bool(inside)
+            and all(axis in self._axes(tensor) for tensor in inside)
+            and not any(axis in self._axes(tensor) for tensor in outside)
+        )
+
+
+def _in_regions(op: ir.Operation) -> Iterator[tuple[ir.Operation, str]]:
+    """Loops and branches hold whole values only: nobody takes a sum across their borders."""
+    for inner in operations(op) if op.name in CONTROL_FLOW else ():
+        if says_unreduced(inner):
+            yield inner, f"expected a reduced value inside of '{op.name}', found an unreduced one"
+
+
+def _expected(op: ir.Operation, axis: str) -> str:
+    return (
+        f"'{op.name}' has a result that is unreduced along '{axis}': expected an operand that is "
+        f"split along '{axis}' on a contracted dimension, or operands unreduced along '{axis}' in "
+        "which it is linear"
+    )
