@@ -11,9 +11,11 @@ from jaxlib.mlir import ir
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.passes.base import PassContext, PassFailure
 from shardopt.solve.sharding.budget.search import Fit
-from shardopt.solve.sharding.intra_op.lifetimes import find_copies, local_bytes, with_gaps
+from shardopt.solve.sharding.intra_op.copies import find_copies
+from shardopt.solve.sharding.intra_op.lifetimes import with_gaps
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
 from shardopt.support.sizes import format_bytes
 
 # Tensors named in the error about a budget that is too small.
@@ -92,15 +94,7 @@ def _holders(
     """The largest of what is held at a position, and how much more there is."""
     ops, mesh = plan.graph, plan.mesh
     lives, scratch = with_gaps(ops, mesh, problem.lifetimes, plan.shardings, plan.rematerialized)
-    copies = find_copies(
-        ops,
-        mesh,
-        plan.strategies,
-        plan.shardings,
-        plan.cheap_to_clone,
-        plan.fresh,
-        enumerate(problem.order),
-    )
+    copies = find_copies(plan, enumerate(problem.order))
     held = [
         (
             live.count * local_bytes(ops, mesh, live.tensor, plan.shardings[live.tensor]),

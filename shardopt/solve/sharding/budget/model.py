@@ -29,9 +29,10 @@ from shardopt.solve.sharding.budget.rematerialization import (
     recipe,
     rematerialized,
 )
-from shardopt.solve.sharding.intra_op.lifetimes import FreshCopies, Rematerialized
+from shardopt.solve.sharding.intra_op.lifetimes import Rematerialized
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies
 
 # An operand of one operation: (operation, tensor).
 Operand = tuple[int, int]

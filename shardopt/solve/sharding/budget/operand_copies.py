@@ -7,9 +7,10 @@ import numpy as np
 
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
-from shardopt.solve.sharding.intra_op.lifetimes import Copy, FreshCopies, find_copies
+from shardopt.solve.sharding.intra_op.copies import Copy, find_copies
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies
 
 _MOST_SPLITS = 4
 
@@ -55,15 +56,7 @@ def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> Fr
 
 
 def _copies(problem: IntraOpProblem, plan: IntraOpPlan) -> tuple[Copy, ...]:
-    return find_copies(
-        plan.graph,
-        plan.mesh,
-        plan.strategies,
-        plan.shardings,
-        plan.cheap_to_clone,
-        plan.fresh,
-        enumerate(problem.order),
-    )
+    return find_copies(plan, enumerate(problem.order))
 
 
 def copies_at_excess(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> dict[Operand, None]:

@@ -13,30 +13,26 @@
 * Values that the compiler fuses into their readers take no memory
   (`shardopt.solve.sharding.kernels.execution_order`).
 
-Beside these stand, while an operation runs, the copies of its operands in the shardings that it
-wants (an all-gathered weight, say), and the whole result before a reduce-scatter. Copies in one
-sharding are shared by the readers of one fragment, and kept from the first to the last of them."""
+Beside these stand, while an operation runs, what it needs beside the values themselves
+(`shardopt.solve.sharding.intra_op.copies`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 
-from shardopt.cost.resharding_chain import resharding_stops
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.graph.residency import Residency
 from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.solve.sharding.intra_op.copies import Copy
+from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, local_bytes
 from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
 from shardopt.solve.sharding.strategies.strategies import Strategy
 
 # These change a part of their first operand.
 _UPDATES = frozenset({"dynamic_update_slice", "scatter"})
-# A reader that makes a copy of an operand anew, although an earlier reader had one: (tensor,
-# sharding of the copy, operation).
-FreshCopies = Set[tuple[int, Sharding, int]]
 
 
 @dataclass(frozen=True)
@@ -47,22 +43,6 @@ class Lifetime:
     start: int
     stop: int
     count: int = 1
-
-
-@dataclass(frozen=True)
-class Copy:
-    """`tensor` in the sharding its readers want, at the positions [start, stop); operation `op`
-    makes it.
-
-    `bytes` a device holds of it. `sharding` is None for the whole result that a reduce-scatter
-    starts from."""
-
-    tensor: int
-    sharding: Sharding | None
-    op: int
-    start: int
-    stop: int
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -247,64 +227,6 @@ class Lifetimes:
             if inside and len(groups) > 1 and loop.in_flight_of(groups) > 1:
                 # One of them is in the order of operations already.
                 yield Lifetime(live.tensor, *self.loop_span, loop.in_flight_of(groups) - 1)
-
-
-def find_copies(
-    graph: OpGraph,
-    mesh: Mesh,
-    strategies: Mapping[int, Strategy],
-    shardings: Mapping[int, Sharding],
-    cheap_to_clone: Set[int],
-    fresh: FreshCopies,
-    positions: Iterable[tuple[int, int]],
-) -> tuple[Copy, ...]:
-    """What operations need beside the values themselves. `positions` are (position, operation), in
-    the order in which they run; those left out need nothing."""
-    copies: dict[tuple[int, Sharding, tuple[int, int], int], Copy] = {}
-    number: dict[tuple[int, Sharding, tuple[int, int]], int] = {}
-    whole: list[Copy] = []
-    for position, index in positions:
-        op, strategy = graph.ops[index], strategies[index]
-        for tensor, target in zip(op.operands, strategy.operands, strict=True):
-            if tensor in cheap_to_clone or shardings[tensor] == target:
-                continue
-            key = (tensor, target, op.scope)
-            number[key] = number.get(key, 0) + ((tensor, target, index) in fresh)
-            known = copies.get((*key, number[key]))
-            size = local_bytes(graph, mesh, tensor, target)
-            if known is None:
-                whole += _largest_intermediate(
-                    graph, mesh, tensor, (shardings[tensor], target), index, position
-                )
-                known = Copy(tensor, target, index, position, position, size)
-            copies[*key, number[key]] = replace(known, stop=position + 1)
-        for tensor, before, after in zip(
-            op.results, strategy.unscattered, strategy.results, strict=True
-        ):
-            size = local_bytes(graph, mesh, tensor, before)
-            # A reduce-scatter has the whole result and its own part at once.
-            if size > local_bytes(graph, mesh, tensor, after):
-                whole.append(Copy(tensor, None, index, position, position + 1, size))
-    return (*copies.values(), *whole)
-
-
-def _largest_intermediate(
-    graph: OpGraph,
-    mesh: Mesh,
-    tensor: int,
-    ends: tuple[Sharding, Sharding],
-    index: int,
-    position: int,
-) -> Iterator[Copy]:
-    """The largest intermediate of a resharding that takes several steps."""
-    sizes = [local_bytes(graph, mesh, tensor, stop) for stop in resharding_stops(*ends, mesh)]
-    if sizes:
-        yield Copy(tensor, None, index, position, position + 1, max(sizes))
-
-
-def local_bytes(graph: OpGraph, mesh: Mesh, tensor: int, sharding: Sharding) -> int:
-    """Bytes a device holds of a tensor."""
-    return graph.tensors[tensor].size_bytes // prod(sharding.tile_counts(mesh))
 
 
 def live_bytes(

@@ -26,17 +26,18 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage
 from shardopt.solve.assignment.search.restriction import solve_in_steps
+from shardopt.solve.sharding.intra_op.communication import find_communication
+from shardopt.solve.sharding.intra_op.copies import find_copies
 from shardopt.solve.sharding.intra_op.lifetimes import (
-    FreshCopies,
     Lifetime,
     Lifetimes,
     Rematerialized,
-    find_copies,
     fresh_copies,
     live_bytes,
     with_gaps,
 )
-from shardopt.solve.sharding.intra_op.plan import IntraOpPlan, find_communication
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, ShardedOps
 from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder, execution_order
 from shardopt.solve.sharding.kernels.fusion import Fusion
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, kernel_accesses
@@ -303,40 +304,21 @@ class IntraOpProblem:
         shardings.update(self._of_first_readers(strategies))
         graph, mesh, cluster = self.tables.graph, self.tables.mesh, self.tables.strategies.cluster
         fresh = fresh | fresh_copies(graph, strategies, rematerialized)
+        sharded = ShardedOps(graph, mesh, shardings, strategies, self.cheap_to_clone, fresh)
         return IntraOpPlan(
-            graph,
-            mesh,
-            shardings,
-            strategies,
-            self.cheap_to_clone,
-            find_communication(
-                graph,
-                mesh,
-                cluster,
-                strategies,
-                shardings,
-                self.cheap_to_clone,
-                self.tables.fusion.fused,
-                fresh,
-            ),
-            self.order,
-            self._live_bytes(strategies, shardings, rematerialized, fresh),
-            rematerialized,
-            fresh,
+            **vars(sharded),
+            communication=find_communication(sharded, cluster, self.tables.fusion.fused),
+            order=self.order,
+            live_bytes=self._live_bytes(sharded, rematerialized),
+            rematerialized=rematerialized,
         )
 
     def _live_bytes(
-        self,
-        strategies: Mapping[int, Strategy],
-        shardings: Mapping[int, Sharding],
-        rematerialized: tuple[Rematerialized, ...],
-        fresh: FreshCopies,
+        self, sharded: ShardedOps, rematerialized: tuple[Rematerialized, ...]
     ) -> np.ndarray:
-        graph, mesh = self.tables.graph, self.tables.mesh
+        graph, mesh, shardings = sharded.graph, sharded.mesh, sharded.shardings
         lives, needed = with_gaps(graph, mesh, self.lifetimes, shardings, rematerialized)
-        copies = find_copies(
-            graph, mesh, strategies, shardings, self.cheap_to_clone, fresh, enumerate(self.order)
-        )
+        copies = find_copies(sharded, enumerate(self.order))
         return live_bytes(graph, mesh, lives, shardings, (*copies, *needed), len(self.order))
 
     def _of_first_readers(self, strategies: Mapping[int, Strategy]) -> dict[int, Sharding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardopt.solve.sharding.budget.search import fit
-from shardopt.solve.sharding.intra_op.lifetimes import local_bytes
+from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharders import GAP, Memory, Method, split_peak

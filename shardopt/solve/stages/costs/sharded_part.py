@@ -6,7 +6,7 @@ looked at once. Only operations that reshard their operands are walked through o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,8 +14,9 @@ from math import prod
 import numpy as np
 
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.sharding.intra_op.lifetimes import Copy, find_copies
-from shardopt.solve.sharding.intra_op.plan import find_reshards
+from shardopt.solve.sharding.intra_op.communication import find_reshards
+from shardopt.solve.sharding.intra_op.copies import Copy, find_copies
+from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps
 from shardopt.solve.sharding.strategies.strategies import Strategy
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.part_facts import PartFacts
@@ -38,15 +39,7 @@ class ShardedPart:
         of_pair = np.array([self._seconds_of(node) for node in self._pairs[0]])
         seconds = np.zeros(len(part.kinds))
         np.add.at(seconds, [op.group for op in part.graph.ops], of_pair[self._pairs[1][:ops]])
-        for each in find_reshards(
-            part.graph,
-            tables.mesh,
-            tables.cluster,
-            self._resharding_strategies,
-            self._resharded,
-            part.free,
-            part.fusion.fused,
-        ):
+        for each in find_reshards(self._resharding, tables.cluster, part.fusion.fused):
             op = part.graph.ops[each.op]
             seconds[op.group] += op.repeat // (op.trips or 1) * each.trips * each.seconds
         return seconds
@@ -137,13 +130,23 @@ class ShardedPart:
         )
 
     @cached_property
-    def _resharding_strategies(self) -> Mapping[int, Strategy]:
-        return {op: self._strategy(op) for op in sorted(self._resharding_ops())}
+    def _resharding(self) -> ShardedOps:
+        """The operations that need more than their values themselves. Nothing of them is `fresh`:
+        which copies are shared is decided where a budget is kept."""
+        part = self.facts.part
+        strategies = {op: self._strategy(op) for op in sorted(self._resharding_ops())}
+        return ShardedOps(
+            part.graph,
+            self.tables.mesh,
+            self._touched(strategies),
+            strategies,
+            part.free,
+            frozenset(),
+        )
 
-    @cached_property
-    def _resharded(self) -> Mapping[int, Sharding]:
-        """How what these operations read and make is sharded."""
-        graph, ops = self.facts.part.graph, self._resharding_strategies
+    def _touched(self, ops: Iterable[int]) -> dict[int, Sharding]:
+        """How what operations read and make is sharded."""
+        graph = self.facts.part.graph
         read = dict.fromkeys(
             t for op in ops for t in graph.ops[op].operands if t not in self.facts.part.free
         )
@@ -156,16 +159,9 @@ class ShardedPart:
 
     @cached_property
     def _copies(self) -> tuple[Copy, ...]:
-        order = sorted((int(self.facts.position[op]), op) for op in self._resharding_strategies)
-        return find_copies(
-            self.facts.part.graph,
-            self.tables.mesh,
-            self._resharding_strategies,
-            self._resharded,
-            self.facts.part.free,
-            frozenset(),
-            order,
-        )
+        positions = self.facts.position
+        order = sorted((int(positions[op]), op) for op in self._resharding.strategies)
+        return find_copies(self._resharding, order)
 
     def _resharding_ops(self) -> set[int]:
         """Operations that want an operand in another sharding than its own, or scatter a result."""

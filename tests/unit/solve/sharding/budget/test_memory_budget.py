@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from math import inf
 
@@ -19,9 +20,10 @@ from shardopt.solve.sharding.budget.least_peak import find_least_peak
 from shardopt.solve.sharding.budget.model import BudgetModel
 from shardopt.solve.sharding.budget.rematerialization import find_candidates
 from shardopt.solve.sharding.budget.search import fit
-from shardopt.solve.sharding.intra_op.lifetimes import find_copies, local_bytes
+from shardopt.solve.sharding.intra_op.copies import find_copies
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables, build_problem
+from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
 from shardopt.support.sizes import format_bytes, parse_bytes
 from tests.unit.solve.sharding.op_graphs import CLUSTER, LINE, elementwise, f32, matmul, mlp
 
@@ -81,10 +83,7 @@ def held_by_definition(problem: IntraOpProblem, plan: IntraOpPlan) -> list[int]:
         first = made_at + 1 if dying and graph.ops[index].name != "dot_general" else made_at
         for at in range(first, last + 1):
             held[at] += local_bytes(graph, plan.mesh, tensor, plan.shardings[tensor])
-    nothing: frozenset[int] = frozenset()
-    for copy in find_copies(
-        graph, plan.mesh, plan.strategies, plan.shardings, nothing, plan.fresh, enumerate(order)
-    ):
+    for copy in find_copies(replace(plan, cheap_to_clone=frozenset()), enumerate(order)):
         for at in range(copy.start, copy.stop):
             held[at] += copy.bytes
     return held

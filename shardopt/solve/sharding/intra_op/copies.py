@@ -1,0 +1,77 @@
+"""Copies of tensors that operations need beside the values themselves: operands in the shardings
+that they want (an all-gathered weight, say), and the whole result before a reduce-scatter.
+
+Copies in one sharding are shared by the readers of one fragment, and kept from the first to the
+last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from shardopt.cost.resharding_chain import resharding_stops
+from shardopt.graph.op_graph import OpGraph
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps, local_bytes
+
+
+@dataclass(frozen=True)
+class Copy:
+    """`tensor` in the sharding its readers want, at the positions [start, stop); operation `op`
+    makes it.
+
+    `bytes` a device holds of it. `sharding` is None for the whole result that a reduce-scatter
+    starts from."""
+
+    tensor: int
+    sharding: Sharding | None
+    op: int
+    start: int
+    stop: int
+    bytes: int
+
+
+def find_copies(sharded: ShardedOps, positions: Iterable[tuple[int, int]]) -> tuple[Copy, ...]:
+    """What operations need beside the values themselves. `positions` are (position, operation), in
+    the order in which they run; those left out need nothing."""
+    graph, mesh, shardings = sharded.graph, sharded.mesh, sharded.shardings
+    copies: dict[tuple[int, Sharding, tuple[int, int], int], Copy] = {}
+    number: dict[tuple[int, Sharding, tuple[int, int]], int] = {}
+    whole: list[Copy] = []
+    for position, index in positions:
+        op, strategy = graph.ops[index], sharded.strategies[index]
+        for tensor, target in zip(op.operands, strategy.operands, strict=True):
+            if tensor in sharded.cheap_to_clone or shardings[tensor] == target:
+                continue
+            key = (tensor, target, op.scope)
+            number[key] = number.get(key, 0) + ((tensor, target, index) in sharded.fresh)
+            known = copies.get((*key, number[key]))
+            size = local_bytes(graph, mesh, tensor, target)
+            if known is None:
+                whole += _largest_intermediate(
+                    graph, mesh, tensor, (shardings[tensor], target), index, position
+                )
+                known = Copy(tensor, target, index, position, position, size)
+            copies[*key, number[key]] = replace(known, stop=position + 1)
+        for tensor, before, after in zip(
+            op.results, strategy.unscattered, strategy.results, strict=True
+        ):
+            size = local_bytes(graph, mesh, tensor, before)
+            # A reduce-scatter has the whole result and its own part at once.
+            if size > local_bytes(graph, mesh, tensor, after):
+                whole.append(Copy(tensor, None, index, position, position + 1, size))
+    return (*copies.values(), *whole)
+
+
+def _largest_intermediate(
+    graph: OpGraph,
+    mesh: Mesh,
+    tensor: int,
+    ends: tuple[Sharding, Sharding],
+    index: int,
+    position: int,
+) -> Iterator[Copy]:
+    """The largest intermediate of a resharding that takes several steps."""
+    sizes = [local_bytes(graph, mesh, tensor, stop) for stop in resharding_stops(*ends, mesh)]
+    if sizes:
+        yield Copy(tensor, None, index, position, position + 1, max(sizes))

@@ -1,0 +1,37 @@
+"""Operations that have a strategy each: what a solution says of them before anything is derived
+from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from math import prod
+
+from shardopt.graph.op_graph import OpGraph
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.solve.sharding.strategies.strategies import Strategy
+
+# A reader that makes a copy of an operand anew, although an earlier reader had one: (tensor,
+# sharding of the copy, operation).
+FreshCopies = Set[tuple[int, Sharding, int]]
+
+
+@dataclass(frozen=True)
+class ShardedOps:
+    """Strategies of operations of `graph` on `mesh`, in program order, and the shardings of all
+    that these read and make.
+
+    A tensor of `cheap_to_clone` (a constant, say) is made once more for each reader that wants
+    another sharding. Copies of `fresh` are made anew for their readers."""
+
+    graph: OpGraph
+    mesh: Mesh
+    shardings: Mapping[int, Sharding]
+    strategies: Mapping[int, Strategy]
+    cheap_to_clone: Set[int]
+    fresh: FreshCopies
+
+
+def local_bytes(graph: OpGraph, mesh: Mesh, tensor: int, sharding: Sharding) -> int:
+    """Bytes a device holds of a tensor."""
+    return graph.tensors[tensor].size_bytes // prod(sharding.tile_counts(mesh))
