@@ -25,7 +25,7 @@ from shardopt.schedule.bounds import one_machine_bound_seconds
 from shardopt.schedule.exchange import validate
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import SCHEDULES, SEVERAL, ScheduleKind, build_schedule
-from shardopt.schedule.simulator import simulate
+from shardopt.schedule.simulator import TransferCosts, simulate
 from shardopt.schedule.tasks import StageTask, TaskKind
 from shardopt.schedule.workload import Workload
 
@@ -85,8 +85,8 @@ def _measure(
     jobs: list[Callable[[], object]] = [
         lambda: build_schedule(kind.name, stages, count, meshes),
         lambda: validate(schedule, graph),
-        lambda: simulate(schedule, graph, seconds, delays),
-        lambda: simulate(schedule, graph, seconds, delays, edge_links=links),
+        lambda: simulate(schedule, graph, seconds, TransferCosts(delays)),
+        lambda: simulate(schedule, graph, seconds, TransferCosts(delays, links=links)),
     ]
     job_seconds = [_least(job, repeat) for job in jobs]
     shown = with_auto and not kind.simulated_only

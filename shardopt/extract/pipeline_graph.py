@@ -21,7 +21,7 @@ from shardopt.schedule.exchange import validate
 from shardopt.schedule.graph import Edge, StageGraph
 from shardopt.schedule.memory import LiveBytes
 from shardopt.schedule.schedules import ScheduleText, find_runnable, find_schedule
-from shardopt.schedule.simulator import SimulationResult, simulate
+from shardopt.schedule.simulator import SimulationResult, StepMemory, TransferCosts, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, TaskKind
 from shardopt.schedule.workload import Workload
 from shardopt.support.errors import UserError
@@ -155,12 +155,9 @@ def simulate_pipeline(
         schedule,
         pipeline.graph,
         pipeline.task_seconds,
-        pipeline.transfer_seconds,
-        pipeline.activation_bytes,
-        pipeline.fixed_bytes,
-        pipeline.edge_links,
-        pipeline.sharing,
-        live=pipeline.live,
+        TransferCosts(pipeline.transfer_seconds, links=pipeline.edge_links),
+        StepMemory(pipeline.activation_bytes, fixed_bytes=pipeline.fixed_bytes, live=pipeline.live),
+        sharing=pipeline.sharing,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from shardopt.schedule.list_scheduling import list_schedule, rules
 from shardopt.schedule.schedules import AUTO, SCHEDULES, build_schedule
-from shardopt.schedule.simulator import SimulationResult, simulate
+from shardopt.schedule.simulator import SimulationResult, StepMemory, TransferCosts, simulate
 from shardopt.schedule.tasks import Schedule
 from shardopt.schedule.workload import Workload
 from shardopt.support.errors import UserError
@@ -56,11 +56,9 @@ def run_workload(schedule: Schedule, work: Workload) -> SimulationResult:
         schedule,
         work.graph,
         work.task_seconds,
-        work.transfer_seconds,
-        work.activation_bytes,
-        edge_links=work.edge_links or None,
+        TransferCosts(work.transfer_seconds, links=work.edge_links or None),
+        StepMemory(work.activation_bytes, live=work.live),
         sharing=work.sharing,
-        live=work.live,
     )
 
 

@@ -16,7 +16,7 @@ from shardopt.schedule.auto import auto_schedule
 from shardopt.schedule.builders.pipedream import weight_versions
 from shardopt.schedule.graph import StageGraph, chain_graph
 from shardopt.schedule.schedules import AUTO, SEVERAL, ScheduleKind, build_schedule, find_schedule
-from shardopt.schedule.simulator import SimulationResult, simulate
+from shardopt.schedule.simulator import SimulationResult, StepMemory, TransferCosts, simulate
 from shardopt.schedule.tasks import Schedule, TaskKind
 from shardopt.schedule.token_slices import token_slices
 from shardopt.schedule.workload import Workload
@@ -140,7 +140,6 @@ class EvenPipeline:
             schedule,
             graph,
             work.task_seconds,
-            work.transfer_seconds,
-            work.activation_bytes,
-            overlap=self.overlap,
+            TransferCosts(work.transfer_seconds, overlap=self.overlap),
+            StepMemory(work.activation_bytes),
         )

@@ -90,45 +90,57 @@ class SimulationResult:
                     yield TaskSpan(mesh, task, start, end)
 
 
+@dataclass(frozen=True)
+class TransferCosts:
+    """What the transfers of a stage graph cost, edge by edge in its order: `seconds` of one (None:
+    0), and the numbers of the `links` that it uses (None: transfers never wait for each other).
+    Without `overlap` a mesh computes nothing while it sends."""
+
+    seconds: Sequence[float] | None = None
+    links: Sequence[Sequence[int]] | None = None
+    overlap: bool = True
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """What a step holds: `activation_bytes` that a task allocates (0 for others), as long as
+    `live_for_readers` says, or value by value what is `live`; and `fixed_bytes` all the time, by
+    mesh (None: 0)."""
+
+    activation_bytes: Mapping[StageTask, int] = field(default_factory=dict)
+    fixed_bytes: Sequence[int] | None = None
+    live: Sequence[LiveBytes] | None = None
+
+
+FREE_TRANSFERS, NO_MEMORY = TransferCosts(), StepMemory()
+
+
 def simulate(
     schedule: Schedule,
     graph: StageGraph,
     task_seconds: Mapping[StageTask, float],
-    transfer_seconds: Sequence[float] | None = None,
-    activation_bytes: Mapping[StageTask, int] | None = None,
-    fixed_bytes: Sequence[int] | None = None,
-    edge_links: Sequence[Sequence[int]] | None = None,
+    transfers: TransferCosts = FREE_TRANSFERS,
+    memory: StepMemory = NO_MEMORY,
     sharing: Sharing | None = None,
-    overlap: bool = True,
-    live: Sequence[LiveBytes] | None = None,
 ) -> SimulationResult:
     """Simulate one step.
 
-    `task_seconds` has an entry for each task of `graph`; `transfer_seconds` one for each edge of
-    `graph`, in its order (default 0), and `edge_links` the numbers of the links that its transfers
-    use (default none: transfers never wait for each other); `activation_bytes` says what a task
-    allocates (default 0), see `live_for_readers` for how long, and `live`, if given, says it value
-    by value instead; `fixed_bytes` is per mesh (default 0); `sharing` says how fast tasks run while
-    meshes of their hosts rest (default: no faster); without `overlap` a mesh computes nothing while
-    it sends. Raises ScheduleError if the schedule cannot run on the graph, ValueError if durations
-    are missing or negative."""
-    transfers = (
-        tuple(transfer_seconds) if transfer_seconds is not None else (0.0,) * len(graph.edges)
-    )
-    fixed = tuple(fixed_bytes) if fixed_bytes is not None else (0,) * schedule.num_meshes
-    links = (
-        tuple(tuple(numbers) for numbers in edge_links)
-        if edge_links is not None
-        else ((),) * len(graph.edges)
-    )
-    _check_costs(graph, task_seconds, transfers, fixed, schedule.num_meshes)
+    `task_seconds` has an entry for each task of `graph`; `sharing` says how fast tasks run while
+    meshes of their hosts rest (default: no faster). Raises ScheduleError if the schedule cannot run
+    on the graph, ValueError if durations are missing or negative."""
+    num_edges = len(graph.edges)
+    seconds = (0.0,) * num_edges if transfers.seconds is None else tuple(transfers.seconds)
+    links = ((),) * num_edges if transfers.links is None else tuple(map(tuple, transfers.links))
+    fixed = (0,) * schedule.num_meshes if memory.fixed_bytes is None else tuple(memory.fixed_bytes)
+    _check_costs(graph, task_seconds, seconds, fixed, schedule.num_meshes)
     if len(links) != len(graph.edges):
         raise ValueError(
             f"links given for {len(links)} edges, the stage graph has {len(graph.edges)}"
         )
     linked = link(schedule, graph)
     times = Times.of(
-        linked, Costs(_node_seconds(linked, task_seconds), transfers, links, sharing, overlap)
+        linked,
+        Costs(_node_seconds(linked, task_seconds), seconds, links, sharing, transfers.overlap),
     )
     start_seconds, end_seconds = linked.rows(times.starts), linked.rows(times.ends)
     busy = tuple(
@@ -136,8 +148,9 @@ def simulate(
         for starts, ends in zip(start_seconds, end_seconds, strict=True)
     )
     makespan = max(times.ends, default=0.0)
+    live = memory.live
     if live is None:
-        live = live_for_readers(activation_bytes or {}, graph)
+        live = live_for_readers(memory.activation_bytes, graph)
     exists = frozenset((task.kind, task.stage) for task in graph.tasks)
     return SimulationResult(
         schedule=schedule,

@@ -10,7 +10,7 @@ from shardopt.report.timeline import KIND_STYLES, timeline_rows, timeline_text
 from shardopt.report.timeline_svg import timeline_svg
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule
-from shardopt.schedule.simulator import SimulationResult, simulate
+from shardopt.schedule.simulator import SimulationResult, StepMemory, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -22,7 +22,7 @@ def result() -> SimulationResult:
     graph = chain_graph(2)
     seconds = {task: 1e-3 if task.kind is TaskKind.FORWARD else 2e-3 for task in graph.tasks}
     activations = {StageTask(TaskKind.FORWARD, 0): 3 << 20}
-    return simulate(build_schedule("1f1b", 2, 2), graph, seconds, activation_bytes=activations)
+    return simulate(build_schedule("1f1b", 2, 2), graph, seconds, memory=StepMemory(activations))
 
 
 def test_rows(result: SimulationResult) -> None:

@@ -12,7 +12,7 @@ from shardopt.schedule.events import Costs, Times
 from shardopt.schedule.graph import Edge, StageGraph, chain_graph
 from shardopt.schedule.memory import LiveBytes
 from shardopt.schedule.schedules import SCHEDULES, SEVERAL, build_schedule
-from shardopt.schedule.simulator import SimulationResult, simulate
+from shardopt.schedule.simulator import SimulationResult, StepMemory, TransferCosts, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 from shardopt.schedule.trace import chrome_trace
 from shardopt.schedule.validate import link
@@ -137,7 +137,7 @@ class TestMakespan:
             tasks, (Edge(tasks[0], tasks[1]), Edge(tasks[1], tasks[2]), Edge(tasks[2], tasks[3]))
         )
         schedule = build_schedule("inference", 2, 3).with_updates()
-        result = simulate(schedule, graph, durations(graph), [0.0, 10.0, 0.0])
+        result = simulate(schedule, graph, durations(graph), TransferCosts([0.0, 10.0, 0.0]))
         assert result.start_seconds[0][-1] == 4.0 + 10.0
         assert result.makespan_seconds == 15.0
 
@@ -151,7 +151,9 @@ class TestTransfers:
     def test_they_delay_but_overlap(self) -> None:
         """Three microbatches leave stage 0 at 1, 2, 3 and arrive 1.5 later; stage 1 keeps pace."""
         graph = chain_graph(2, (F,))
-        result = simulate(build_schedule("inference", 2, 3), graph, durations(graph), [1.5])
+        result = simulate(
+            build_schedule("inference", 2, 3), graph, durations(graph), TransferCosts([1.5])
+        )
         assert result.start_seconds[1] == (2.5, 3.5, 4.5)
         spans = [(str(t.src), str(t.dst), t.start_seconds, t.end_seconds) for t in result.transfers]
         assert spans == [
@@ -164,7 +166,9 @@ class TestTransfers:
     @given(seconds=st.lists(st.integers(0, 5), min_size=7, max_size=7))
     def test_every_task_starts_as_soon_as_it_can(self, seconds: list[int]) -> None:
         graph = chain_graph(3)
-        result = simulate(build_schedule("1f1b", 3, 4), graph, durations(graph), seconds)
+        result = simulate(
+            build_schedule("1f1b", 3, 4), graph, durations(graph), TransferCosts(seconds)
+        )
         end = {span.task: span.end_seconds for span in result.spans()}
         mesh_free = [0.0] * 3
         for span in result.spans():
@@ -185,8 +189,10 @@ class TestLinks:
         graph = StageGraph(tasks, (Edge(tasks[0], tasks[2]), Edge(tasks[1], tasks[3])))
         lists = tuple((Task(F, stage, 0), Task(F, stage, 1)) for stage in range(4))
         schedule = Schedule("pairs", 2, (0, 1, 2, 3), lists)
-        alone = simulate(schedule, graph, durations(graph), [1.0, 1.0])
-        shared = simulate(schedule, graph, durations(graph), [1.0, 1.0], edge_links=[[7], [7]])
+        alone = simulate(schedule, graph, durations(graph), TransferCosts([1.0, 1.0]))
+        shared = simulate(
+            schedule, graph, durations(graph), TransferCosts([1.0, 1.0], links=[[7], [7]])
+        )
         assert [(t.start_seconds, t.end_seconds) for t in alone.transfers] == [
             (1, 2),
             (2, 3),
@@ -204,13 +210,14 @@ class TestLinks:
     def test_links_that_nobody_shares_change_nothing(self) -> None:
         graph = chain_graph(4)
         seconds = [float(number % 3) for number in range(len(graph.edges))]
-        alone = simulate(build_schedule("1f1b", 4, 1), graph, durations(graph), seconds)
+        alone = simulate(
+            build_schedule("1f1b", 4, 1), graph, durations(graph), TransferCosts(seconds)
+        )
         unshared = simulate(
             build_schedule("1f1b", 4, 1),
             graph,
             durations(graph),
-            seconds,
-            edge_links=[[n] for n in range(len(seconds))],
+            TransferCosts(seconds, links=[[n] for n in range(len(seconds))]),
         )
         assert unshared == alone
         assert unshared.transfers == alone.transfers
@@ -218,7 +225,9 @@ class TestLinks:
     def test_links_are_given_for_every_edge(self) -> None:
         graph = chain_graph(2)
         with pytest.raises(ValueError, match="links given for 1 edges, the stage graph has 4"):
-            simulate(build_schedule("1f1b", 2, 1), graph, durations(graph), edge_links=[[0]])
+            simulate(
+                build_schedule("1f1b", 2, 1), graph, durations(graph), TransferCosts(links=[[0]])
+            )
 
 
 class TestMemory:
@@ -227,7 +236,10 @@ class TestMemory:
         graph = chain_graph(4)
         activations = {StageTask(F, stage): 100 for stage in range(4)}
         result = simulate(
-            build_schedule(name, 4, 8), graph, durations(graph), None, activations, (5, 6, 7, 8)
+            build_schedule(name, 4, 8),
+            graph,
+            durations(graph),
+            memory=StepMemory(activations, fixed_bytes=(5, 6, 7, 8)),
         )
         assert [profile.peak_bytes for profile in result.memory] == [
             100 * peak + fixed for peak, fixed in zip(peaks, (5, 6, 7, 8), strict=True)
@@ -239,7 +251,7 @@ class TestMemory:
         graph = chain_graph(1)
         activations = {StageTask(F, 0): 10, StageTask(B, 0): 3}
         memory = simulate(
-            build_schedule("1f1b", 1, 2), graph, durations(graph), None, activations
+            build_schedule("1f1b", 1, 2), graph, durations(graph), memory=StepMemory(activations)
         ).memory[0]
         assert memory.seconds == (0.0, 0.0, 1.0, 1.0, 3.0, 3.0, 4.0, 4.0, 6.0)
         assert memory.bytes == (0, 10, 10, 13, 0, 10, 10, 13, 0)
@@ -255,22 +267,17 @@ class TestMemory:
             LiveBytes((forward, inputs), 3, taken_over=True),
             LiveBytes((inputs, weights), 3),
         ]
-        memory = simulate(schedule, graph, durations(graph), fixed_bytes=(1,), live=live).memory[0]
+        memory = simulate(
+            schedule, graph, durations(graph), memory=StepMemory(fixed_bytes=(1,), live=live)
+        ).memory[0]
         assert memory.bytes == (1, 4, 4, 9, 9, 9, 1)
 
     def test_weight_half_keeps_activations_alive(self) -> None:
         graph = chain_graph(1, (F, I, W))
         schedule = Schedule("split", 1, (0,), (tuple(map(Task.parse, ("0F0", "0I0", "0W0"))),))
         activations = {StageTask(F, 0): 10, StageTask(I, 0): 1}
-        assert simulate(schedule, graph, durations(graph), None, activations).memory[0].bytes == (
-            0,
-            10,
-            10,
-            11,
-            11,
-            11,
-            0,
-        )
+        result = simulate(schedule, graph, durations(graph), memory=StepMemory(activations))
+        assert result.memory[0].bytes == (0, 10, 10, 11, 11, 11, 0)
 
 
 class TestArguments:
@@ -282,18 +289,22 @@ class TestArguments:
         with pytest.raises(ValueError, match="task 5F, which the stage graph does not have"):
             simulate(schedule, graph, seconds | {StageTask(F, 5): 1.0})
         with pytest.raises(ValueError, match="1 transfer durations given for 4 edges"):
-            simulate(schedule, graph, seconds, [0.0])
+            simulate(schedule, graph, seconds, TransferCosts([0.0]))
         with pytest.raises(ValueError, match="fixed bytes given for 1 meshes"):
-            simulate(schedule, graph, seconds, fixed_bytes=[1])
+            simulate(schedule, graph, seconds, memory=StepMemory(fixed_bytes=[1]))
         with pytest.raises(ValueError, match="at least 0"):
-            simulate(schedule, graph, seconds, [float("nan")] * 4)
+            simulate(schedule, graph, seconds, TransferCosts([float("nan")] * 4))
 
 
 def test_chrome_trace() -> None:
     graph = chain_graph(2)
     activations = {StageTask(F, 0): 100}
     result = simulate(
-        build_schedule("1f1b", 2, 2), graph, durations(graph), [0.0, 0.25, 0.0, 0.0], activations
+        build_schedule("1f1b", 2, 2),
+        graph,
+        durations(graph),
+        TransferCosts([0.0, 0.25, 0.0, 0.0]),
+        StepMemory(activations),
     )
     trace = json.loads(json.dumps(chrome_trace(result)))
     events = trace["traceEvents"]
@@ -330,7 +341,9 @@ class TestTimes:
     def test_without_overlap_a_mesh_sends_before_it_goes_on(self) -> None:
         graph = chain_graph(2, (F,))
         schedule = build_schedule("inference", 2, 3)
-        result = simulate(schedule, graph, durations(graph), [0.5], overlap=False)
+        result = simulate(schedule, graph, durations(graph), TransferCosts([0.5], overlap=False))
         assert result.start_seconds == ((0.0, 1.5, 3.0), (1.5, 3.0, 4.5))
-        result = simulate(schedule, graph, durations(graph), [0.5], edge_links=[[0]], overlap=False)
+        result = simulate(
+            schedule, graph, durations(graph), TransferCosts([0.5], links=[[0]], overlap=False)
+        )
         assert result.start_seconds == ((0.0, 1.5, 3.0), (1.5, 3.0, 4.5))

@@ -13,7 +13,7 @@ from shardopt.hardware.cluster import Cluster, Submesh
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule, searched_schedules
-from shardopt.schedule.simulator import simulate
+from shardopt.schedule.simulator import TransferCosts, simulate
 from shardopt.schedule.tasks import TaskKind
 from shardopt.solve.stages.baselines.planner import Request
 from shardopt.solve.stages.baselines.registry import find_planner
@@ -156,7 +156,9 @@ def test_the_simulator_is_asked_with_the_seconds_of_the_plan() -> None:
             link.latency_seconds + size / link.bandwidth_bytes_per_second if size else 0.0
         )
         nics.append((2 * a, 2 * b + 1) if size else ())
-    expected = simulate(build_schedule("1f1b", 3, 6), graph, seconds, delays, edge_links=nics)
+    expected = simulate(
+        build_schedule("1f1b", 3, 6), graph, seconds, TransferCosts(delays, links=nics)
+    )
     assert result.step_seconds == pytest.approx(expected.makespan_seconds)
 
 
