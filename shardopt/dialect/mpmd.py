@@ -156,22 +156,30 @@ def origin_attr(names: Sequence[str]) -> ir.Attribute:
     )
 
 
+@dataclass(frozen=True)
+class FragmentHead:
+    """What stands on a fragment beside its operands: where it runs, and what it is a part of."""
+
+    mesh: str
+    origin: tuple[str, ...]
+    stage: int
+    kind: str
+
+
 def fragment(
-    mesh: str,
+    head: FragmentHead,
     inputs: Sequence[ir.Value],
     result_types: Sequence[ir.Type],
     *,
-    origin: Sequence[str],
-    stage: int,
-    kind: str,
     loc: ir.Location,
     ip: ir.InsertionPoint,
 ) -> tuple[ir.Operation, ir.Block]:
     """An `mpmd.fragment` with an empty body whose arguments have the global types of `inputs`."""
+    origin = origin_attr(head.origin)
     op = mpmd.FragmentOp(
-        result_types, inputs, origin_attr(origin), mesh, stage_id=stage, loc=loc, ip=ip
+        result_types, inputs, origin, head.mesh, stage_id=head.stage, loc=loc, ip=ip
     ).operation
-    op.attributes[KIND] = ir.StringAttr.get(kind)
+    op.attributes[KIND] = ir.StringAttr.get(head.kind)
     block = op.regions[0].blocks.append(
         *[parse_mesh_tensor(v.type).tensor for v in inputs], arg_locs=[loc] * len(inputs)
     )

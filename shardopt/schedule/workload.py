@@ -18,8 +18,8 @@ class Workload:
 
     `transfer_seconds` has one entry for each edge of `graph`; `activation_bytes` says what a task
     allocates until its last reader of the same stage has run; `memory_bytes` what activations may
-    take, by mesh (None: no limit). `edge_links`, `sharing` and `live` are those of the simulator; the
-    list scheduler does not see them."""
+    take, by mesh (None: no limit). `edge_links`, `sharing` and `live` are those of the simulator;
+    the list scheduler does not see them."""
 
     graph: StageGraph
     stage_to_mesh: tuple[int, ...]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import mpmd
 
-from shardopt.dialect.mpmd import KIND, fragment, mesh_tensor_type
+from shardopt.dialect.mpmd import KIND, FragmentHead, fragment, mesh_tensor_type
 from shardopt.dialect.program import Program, body_of
 from shardopt.extract.op_graph import CHEAP_TO_CLONE, reads
 from shardopt.ir.rewriting import defining, terminator
@@ -160,15 +160,12 @@ class _Halves:
             if v not in made
         ]
         mesh = ir.StringAttr(self.op.attributes["mesh_name"]).value
+        origins = ir.ArrayAttr(self.op.attributes["origin"])
+        origin = tuple(str(name).split('"')[1] for name in origins)
         new, block = fragment(
-            mesh,
+            FragmentHead(mesh, origin, _stage(self.op), kind),
             [outside[v] for v in inputs],
             [mesh_tensor_type(mesh, v.type) for v in returned],
-            origin=[
-                str(origin).split('"')[1] for origin in ir.ArrayAttr(self.op.attributes["origin"])
-            ],
-            stage=_stage(self.op),
-            kind=kind,
             loc=self.op.location,
             ip=ir.InsertionPoint(self.op),
         )

@@ -22,7 +22,14 @@ from dataclasses import dataclass, field
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import mpmd
 
-from shardopt.dialect.mpmd import LAYER, fragment, mesh_tensor_type, parse_mesh_tensor, transfer
+from shardopt.dialect.mpmd import (
+    LAYER,
+    FragmentHead,
+    fragment,
+    mesh_tensor_type,
+    parse_mesh_tensor,
+    transfer,
+)
 from shardopt.extract.op_graph import reads
 from shardopt.ir.rewriting import defining, replace_reads
 
@@ -127,12 +134,9 @@ class Outliner:
         loc = resolved.ops[0].location
         inputs = [self.arrive(v, group.mesh, loc) for v in resolved.inputs]
         op, block = fragment(
-            group.mesh,
+            FragmentHead(group.mesh, tuple(group.origin()), group.stage, group.kind),
             inputs,
             [self.type_on(group.mesh, v.type) for v in returned],
-            origin=group.origin(),
-            stage=group.stage,
-            kind=group.kind,
             loc=loc,
             ip=ir.InsertionPoint(self.block),
         )

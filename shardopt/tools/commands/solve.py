@@ -58,25 +58,20 @@ def _seconds(text: str) -> float:
 
 def _run(args: argparse.Namespace) -> None:
     from shardopt.solve.assignment.contest import format_solution, read_contest
-    from shardopt.solve.assignment.search.sharding_ilp import WORK_PER_SECOND, solve
+    from shardopt.solve.assignment.search.limits import SearchLimits
+    from shardopt.solve.assignment.search.sharding_ilp import solve
 
     begin = monotonic()
     problem = read_contest(args.problem)
     read = monotonic() - begin
-    limit = args.time_limit
-    left = None if limit is None else max(limit - read, 0.0)
-    # The budget follows from the limit as given, not from what reading left of it, and with it the
-    # answer.
-    work = None if limit is None else int(WORK_PER_SECOND * limit)
+    limits = SearchLimits(args.time_limit, args.gap)
     with _Progress() as tell:
-        solution = solve(
-            problem, time_limit_seconds=left, gap_tolerance=args.gap, work=work, progress=tell
-        )
+        solution = solve(problem, limits.since(begin), progress=tell)
     if not solution.choice and problem.num_nodes:
         raise UserError(f"{args.problem}: {solution.status}: {solution.statistics['reason']}")
     console().print(_table(args.problem.name, solution, read, monotonic() - begin))
     if args.cross_check is not None:
-        _cross_check(problem, solution, limit or _SECONDS_TO_CHECK)
+        _cross_check(problem, solution, limits.seconds or _SECONDS_TO_CHECK)
     print(format_solution(solution.choice))
 
 

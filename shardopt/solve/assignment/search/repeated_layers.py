@@ -11,16 +11,13 @@ The bound is that of the whole problem: what ties cost is part of the gap.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 
 from shardopt.solve.assignment.problem import Problem, Solution, evaluate
-from shardopt.solve.assignment.search.sharding_ilp import (
-    DEFAULT_WORK_SECONDS,
-    WORK_PER_SECOND,
-    improve,
-    solve,
-)
+from shardopt.solve.assignment.search.limits import NO_LIMITS, SearchLimits
+from shardopt.solve.assignment.search.sharding_ilp import improve, solve
 from shardopt.solve.assignment.search.symmetry import tie_repeated
 from shardopt.solve.assignment.table_store import TableStore
 
@@ -36,11 +33,9 @@ _TIED_SHARE = 0.05
 
 def solve_repeated(
     problem: Problem,
+    limits: SearchLimits = NO_LIMITS,
     *,
-    time_limit_seconds: float | None = None,
-    gap_tolerance: float = 0.0,
     start: Sequence[int] | None = None,
-    work: int | None = None,
     store: TableStore | None = None,
 ) -> Solution:
     """Least cost within memory, as `sharding_ilp.solve` with the same limits; no worse than
@@ -51,30 +46,20 @@ def solve_repeated(
     remains after freeing (`freed_objective`)."""
     tied = tie_repeated(problem) if table_entries(problem) > _MAX_DIRECT_ENTRIES else None
     if tied is None:
-        return _solve_memory_last(problem, time_limit_seconds, gap_tolerance, start, work, store)
+        return _solve_memory_last(problem, limits, start, store)
     begin = monotonic()
-    if work is None:
-        work = int(
-            WORK_PER_SECOND
-            * (DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds)
-        )
     # Without integer programs: where the clock cuts one short, the answer depends on the load of
     # the machine. The first strategy of every node, which runs it in full everywhere, is as good a
     # beginning as any.
     first = improve(
         tied.problem,
         (0,) * tied.problem.num_nodes,
-        time_limit_seconds=time_limit_seconds,
-        gap_tolerance=gap_tolerance,
-        work=int(_TIED_SHARE * work),
+        replace(limits, work=int(_TIED_SHARE * limits.budget)),
         store=store,
     )
     spread = tied.spread(first.choice) if first.choice else None
     start = cheapest(problem, spread, start)
-    left = (
-        None if time_limit_seconds is None else max(time_limit_seconds - (monotonic() - begin), 0.0)
-    )
-    freed = _solve_memory_last(problem, left, gap_tolerance, start, work, store)
+    freed = _solve_memory_last(problem, limits.since(begin), start, store)
     statistics = dict(freed.statistics) | {
         "tied_rounds": tied.rounds,
         "tied_nodes": tied.problem.num_nodes,
@@ -105,21 +90,12 @@ def table_entries(problem: Problem) -> int:
 
 def _solve_memory_last(
     problem: Problem,
-    time_limit_seconds: float | None,
-    gap_tolerance: float,
-    start: Sequence[int] | None = None,
-    work: int | None = None,
-    store: TableStore | None = None,
+    limits: SearchLimits,
+    start: Sequence[int] | None,
+    store: TableStore | None,
 ) -> Solution:
     """Most stages fit without looking at memory, which is far cheaper to solve."""
-    run = partial(
-        solve,
-        time_limit_seconds=time_limit_seconds,
-        gap_tolerance=gap_tolerance,
-        start=start,
-        work=work,
-        store=store,
-    )
+    run = partial(solve, limits=limits, start=start, store=store)
     relaxed = run(problem.without_memory())
     if not problem.has_memory or not relaxed.choice or evaluate(problem, relaxed.choice).feasible:
         return relaxed

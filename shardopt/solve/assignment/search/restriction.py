@@ -10,19 +10,16 @@ from the best of all and is never worse."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
 import numpy as np
 
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
+from shardopt.solve.assignment.search.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.search.repeated_layers import cheapest, solve_repeated, table_entries
-from shardopt.solve.assignment.search.sharding_ilp import (
-    DEFAULT_WORK_SECONDS,
-    WORK_PER_SECOND,
-    improve,
-)
+from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.assignment.table_store import TableStore
 
 # For all restrictions together: of the work, and of the time, which loading the kernels takes its
@@ -100,9 +97,8 @@ def restrict(problem: Problem, mask: Mask) -> Restricted:
 def solve_in_steps(
     problem: Problem,
     masks: Sequence[Mask],
+    limits: SearchLimits = NO_LIMITS,
     *,
-    time_limit_seconds: float | None = None,
-    gap_tolerance: float = 0.0,
     start: Sequence[int] | None = None,
     store: TableStore | None = None,
 ) -> Solution:
@@ -112,30 +108,16 @@ def solve_in_steps(
     The statistics `restricted_NAME` say what the best assignment of each mask that was tried costs.
     """
     begin = monotonic()
-    work = int(
-        WORK_PER_SECOND
-        * (DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds)
-    )
     best, objectives = start, {}
     if table_entries(problem) > _MAX_DIRECT_ENTRIES:
-        until = None if time_limit_seconds is None else begin + _TIME_SHARE * time_limit_seconds
+        until = None if limits.seconds is None else begin + _TIME_SHARE * limits.seconds
         for mask in masks:
-            share = int(_WORK_SHARE * work / len(masks))
-            part = _solve_part(problem, mask, until, gap_tolerance, best, share, store)
+            share = replace(limits, work=int(_WORK_SHARE * limits.budget / len(masks)))
+            part = _solve_part(problem, mask, until, share, best, store)
             if part:
                 objectives[f"restricted_{mask.name}"] = evaluate(problem, part).objective
                 best = cheapest(problem, part, best)
-    left = (
-        None if time_limit_seconds is None else max(begin + time_limit_seconds - monotonic(), 0.0)
-    )
-    solution = solve_repeated(
-        problem,
-        time_limit_seconds=left,
-        gap_tolerance=gap_tolerance,
-        start=best,
-        work=work,
-        store=store,
-    )
+    solution = solve_repeated(problem, limits.since(begin), start=best, store=store)
     statistics = dict(solution.statistics) | objectives
     return Solution(
         solution.choice,
@@ -151,9 +133,8 @@ def _solve_part(
     problem: Problem,
     mask: Mask,
     until: float | None,
-    gap_tolerance: float,
+    limits: SearchLimits,
     start: Sequence[int] | None,
-    work: int,
     store: TableStore | None,
 ) -> tuple[int, ...]:
     """The best assignment that was found with what the mask allows; empty if there is none."""
@@ -165,14 +146,7 @@ def _solve_part(
     # Without integer programs: where the clock cuts one short, the answer depends on the load of
     # the machine.
     choice = begin or (0,) * problem.num_nodes
-    run = partial(
-        improve,
-        choice=choice,
-        time_limit_seconds=left,
-        gap_tolerance=gap_tolerance,
-        work=work,
-        store=store,
-    )
+    run = partial(improve, choice=choice, limits=replace(limits, seconds=left), store=store)
     solution = run(restricted.problem.without_memory())
     if solution.choice and not evaluate(restricted.problem, solution.choice).feasible:
         solution = run(restricted.problem)

@@ -24,15 +24,11 @@ from shardopt.solve.assignment.problem import (
 )
 from shardopt.solve.assignment.search.component_solver import ComponentSolver, Progress, pairs_of
 from shardopt.solve.assignment.search.components import split_components
+from shardopt.solve.assignment.search.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.table_store import TableStore
 
 __all__ = ["Progress", "improve", "solve"]
 
-# Work, in table entries touched. Compiled code does about three times as much in a second of a core
-# of its own, so that a time limit is kept on a busy machine, and with it the promise that equal
-# inputs give equal answers.
-WORK_PER_SECOND = 250_000_000
-DEFAULT_WORK_SECONDS = 30.0
 # Kept of a time limit to put the answer together: a share of it, and of what presolve took, which
 # feels the same load.
 _RESERVE, _PRESOLVE_RESERVE = 0.04, 0.4
@@ -40,18 +36,16 @@ _RESERVE, _PRESOLVE_RESERVE = 0.04, 0.4
 
 def solve(
     problem: Problem,
+    limits: SearchLimits = NO_LIMITS,
     *,
-    time_limit_seconds: float | None = None,
-    gap_tolerance: float = 0.0,
     start: Sequence[int] | None = None,
-    work: int | None = None,
     progress: Progress | None = None,
     store: TableStore | None = None,
     does_not_fit: bool = False,
 ) -> Solution:
     """Assign every node its strategy at least total cost within the memory limit.
 
-    With a `gap_tolerance` the search stops at a solution proven that close, relatively; its status
+    With a gap tolerance the search stops at a solution proven that close, relatively; its status
     is "feasible" unless it happens to be optimal. `start` is an assignment to begin with: if it is
     allowed, the answer is no worse.
 
@@ -65,7 +59,7 @@ def solve(
     `store` is shared by problems with many equal tables, to presolve them faster. Who knows that
     the optimum without memory exceeds the limit says `does_not_fit`, and it is not sought. Raises
     ValueError for a `start` of the wrong shape."""
-    run = _Run(problem, time_limit_seconds, gap_tolerance, start, progress, work, store=store)
+    run = _Run(problem, limits, start, progress, store=store)
     relaxed = run.without_memory() if problem.has_memory and not does_not_fit else None
     # An optimum without memory that fits is the optimum; and what is infeasible without a limit is
     # so with one.
@@ -79,10 +73,8 @@ def solve(
 def improve(
     problem: Problem,
     choice: Sequence[int],
+    limits: SearchLimits = NO_LIMITS,
     *,
-    time_limit_seconds: float | None = None,
-    gap_tolerance: float = 0.0,
-    work: int | None = None,
     progress: Progress | None = None,
     store: TableStore | None = None,
     only_bound: bool = False,
@@ -94,15 +86,7 @@ def improve(
     `solve`. `store` is shared by problems with many equal tables, to presolve them faster. With
     `only_bound` the search ends when little is left that might raise the bound."""
     run = _Run(
-        problem,
-        time_limit_seconds,
-        gap_tolerance,
-        choice,
-        progress,
-        work,
-        only_local=True,
-        store=store,
-        only_bound=only_bound,
+        problem, limits, choice, progress, only_local=True, store=store, only_bound=only_bound
     )
     return run.complete(None)
 
@@ -112,11 +96,9 @@ class _Run:
     """One call of `solve`: its problem, its limits and what happened so far."""
 
     problem: Problem
-    time_limit_seconds: float | None
-    gap_tolerance: float
+    limits: SearchLimits
     start: Sequence[int] | None
     progress: Progress | None
-    work: int | None = None
     only_local: bool = False
     store: TableStore | None = None
     only_bound: bool = False
@@ -124,14 +106,11 @@ class _Run:
     start_cost: float = inf
 
     def __post_init__(self) -> None:
-        limit = self.time_limit_seconds
+        limit = self.limits.seconds
         deadline = None if limit is None else monotonic() + (1 - _RESERVE) * limit
         self.components = ComponentSolver(
-            deadline, self.gap_tolerance, self.only_local, self.only_bound
+            deadline, self.limits.gap_tolerance, self.only_local, self.only_bound
         )
-        self.budget = int(WORK_PER_SECOND * (DEFAULT_WORK_SECONDS if limit is None else limit))
-        if self.work is not None:
-            self.budget = self.work
         if self.start is not None:
             evaluation = evaluate(self.problem, self.start)
             self.start_cost = evaluation.objective if evaluation.feasible else inf
@@ -173,7 +152,7 @@ class _Run:
                 self._part_progress(reduced, list(parts.values())) if index == order[-1] else None
             )
             # By size: a sweep over a component touches all of its pairs.
-            work = int(self.budget * pairs_of(part) / all_pairs)
+            work = int(self.limits.budget * pairs_of(part) / all_pairs)
             parts[index] = self.components.solve(part, start=begin, work=work, progress=progress)
         return self._join(
             reduced, components, [parts[index] for index in range(len(components))], relaxed

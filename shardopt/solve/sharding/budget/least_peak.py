@@ -15,6 +15,7 @@ from time import monotonic
 import numpy as np
 
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, evaluate
+from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
 from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, split_copies
@@ -97,7 +98,7 @@ class _Search:
         if self.best.plan is None or self.bound >= self.best.peak_bytes:
             return
         weighted, _ = _weighted(self.model.problem(0, self.copies), self.weights, 0)
-        solution = solve(weighted, time_limit_seconds=self.seconds)
+        solution = solve(weighted, SearchLimits(self.seconds))
         if solution.choice:
             # Peaks are whole numbers: half a byte is for rounding.
             self.bound = max(self.bound, ceil(solution.bound - 0.5))
@@ -107,7 +108,7 @@ class _Search:
         problem = self.model.problem(0, self.copies)
         weighted, tie = _weighted(problem, weights, self._peak())
         start = greedy_start(self.model, problem, self.copies, self.best.solution.choice)
-        solution = solve(weighted, time_limit_seconds=self.seconds, start=start)
+        solution = solve(weighted, SearchLimits(self.seconds), start=start)
         if not solution.choice:
             return None
         # The bound is one of bytes and of the costs that break ties: these come off.

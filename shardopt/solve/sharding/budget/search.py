@@ -20,11 +20,12 @@ from math import inf
 from time import monotonic
 
 from shardopt.solve.assignment.problem import Problem, Solution, Status, evaluate, relative_gap
-from shardopt.solve.assignment.search.sharding_ilp import (
+from shardopt.solve.assignment.search.limits import (
     DEFAULT_WORK_SECONDS,
     WORK_PER_SECOND,
-    solve,
+    SearchLimits,
 )
+from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.sharding.budget.least_peak import LeastPeak, find_least_peak
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
 from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, split_copies
@@ -113,10 +114,8 @@ class _Search:
             left = None if deadline is None else max(deadline - monotonic(), 1.0)
             solution = solve(
                 problem,
-                time_limit_seconds=left,
-                gap_tolerance=self.gap_tolerance,
+                SearchLimits(left, gap_tolerance=self.gap_tolerance, work=work),
                 start=start,
-                work=work,
                 store=self.problem.tables.strategies.store,
                 does_not_fit=True,
             )

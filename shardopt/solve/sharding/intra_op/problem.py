@@ -25,6 +25,7 @@ from shardopt.graph.residency import Residency
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage
+from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.restriction import solve_in_steps
 from shardopt.solve.sharding.intra_op.communication import find_communication
 from shardopt.solve.sharding.intra_op.copies import find_copies
@@ -261,8 +262,7 @@ class IntraOpProblem:
         return solve_in_steps(
             self.problem,
             masks,
-            time_limit_seconds=time_limit_seconds,
-            gap_tolerance=gap_tolerance,
+            SearchLimits(time_limit_seconds, gap_tolerance),
             start=start,
             store=self.tables.strategies.store,
         )

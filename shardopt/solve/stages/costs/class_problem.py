@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
+from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.sharding.strategies.layouts import Column
 from shardopt.solve.sharding.strategies.tables import OpStrategies, StrategyTables
@@ -100,8 +101,7 @@ class ClassProblem:
         return improve(
             self.problem,
             begin,
-            gap_tolerance=gap_tolerance,
-            work=WORK,
+            SearchLimits(gap_tolerance=gap_tolerance, work=WORK),
             store=self.tables.store,
             only_bound=only_bound,
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardopt.solve.assignment.problem import Problem
+from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem
@@ -52,7 +53,9 @@ class LeanSharder:
         problem = Problem(tuple(costs), problem_of_classes.problem.edges)
         # The shortest sharding is a solution of this problem, too, and often close to the best.
         start = tuple(int(self.plain.choice[node]) for node in classes.members.tolist())
-        solution = improve(problem, start, gap_tolerance=GAP, work=WORK, store=tables.store)
+        solution = improve(
+            problem, start, SearchLimits(gap_tolerance=GAP, work=WORK), store=tables.store
+        )
         if not solution.choice:
             return Sharding((), ())
         return sharding_of(facts, tables, problem_of_classes.spread(solution.choice))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.presets.flow import batch_dims
@@ -69,7 +70,10 @@ class PresetSharder:
         """Raises UserError where the preset does not apply."""
         problem = self.problem(part, tables).problem
         solution = improve(
-            problem, (0,) * problem.num_nodes, gap_tolerance=GAP, work=WORK, store=tables.store
+            problem,
+            (0,) * problem.num_nodes,
+            SearchLimits(gap_tolerance=GAP, work=WORK),
+            store=tables.store,
         )
         if not solution.choice:
             return Sharding((), ())

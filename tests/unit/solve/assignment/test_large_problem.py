@@ -19,6 +19,7 @@ from shardopt.solve.assignment.exact.enumeration import enumerate_all, is_tiny
 from shardopt.solve.assignment.presolve.presolve import presolve
 from shardopt.solve.assignment.problem import Edge, Problem, Usage, evaluate
 from shardopt.solve.assignment.search import component_solver
+from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import improve, solve
 
 pytest.importorskip(
@@ -115,7 +116,7 @@ def test_random_problems_after_presolve(monkeypatch: pytest.MonkeyPatch) -> None
     for seed in range(8000, 8300):
         problem = random_problem(seed)
         expected = brute_force(problem)
-        solution = solve(problem, work=_WORK)
+        solution = solve(problem, SearchLimits(work=_WORK))
         if solution.choice:
             assert evaluate(problem, solution.choice).feasible
             assert solution.bound <= expected * (1 + 1e-9) + 1e-15
@@ -141,7 +142,7 @@ def test_flat_arrays_agree_with_the_problem(memory: bool) -> None:
 def test_grid_is_enclosed(limit_share: float | None) -> None:
     problem = grid(5, 5, limit_share=limit_share)
     optimum = solve(problem).objective
-    solution = improve(problem, (0,) * problem.num_nodes, work=10 * _WORK)
+    solution = improve(problem, (0,) * problem.num_nodes, SearchLimits(work=10 * _WORK))
     assert solution.bound <= optimum * (1 + 1e-9)
     assert optimum * (1 - 1e-9) <= solution.objective <= optimum * 1.02
     assert evaluate(problem, solution.choice) == (
@@ -158,7 +159,10 @@ def test_a_start_is_never_made_worse() -> None:
         if optimum is None:
             continue
         expected = evaluate(problem, optimum).objective
-        for solution in (solve(problem, start=optimum, work=0), improve(problem, optimum, work=0)):
+        for solution in (
+            solve(problem, SearchLimits(work=0), start=optimum),
+            improve(problem, optimum, SearchLimits(work=0)),
+        ):
             assert solution.objective <= expected + 1e-12
             assert solution.status in ("optimal", "feasible")
 
@@ -174,8 +178,8 @@ def test_a_start_that_exceeds_memory_is_no_answer() -> None:
 
 def test_a_start_survives_a_time_limit_of_nothing() -> None:
     problem = grid(9, 9, limit_share=0.9)
-    start = solve(problem, time_limit_seconds=60.0, gap_tolerance=0.2).choice
-    solution = solve(problem, time_limit_seconds=0.0, start=start)
+    start = solve(problem, SearchLimits(60.0, gap_tolerance=0.2)).choice
+    solution = solve(problem, SearchLimits(0.0), start=start)
     assert solution.objective <= evaluate(problem, start).objective
     assert solution.status == "feasible"
     assert solution.statistics["time_limit_struck"] == 1
@@ -203,8 +207,10 @@ def test_projection_undoes_restoration() -> None:
 def test_equal_budgets_give_equal_answers_under_any_hash_seed() -> None:
     script = (
         "from assignment_problems import grid\n"
+        "from shardopt.solve.assignment.search.limits import SearchLimits\n"
         "from shardopt.solve.assignment.search.sharding_ilp import improve\n"
-        "found = improve(grid(7, 7, limit_share=0.85), (0,) * 49, work=10_000_000)\n"
+        "limits = SearchLimits(work=10_000_000)\n"
+        "found = improve(grid(7, 7, limit_share=0.85), (0,) * 49, limits)\n"
         "print(found.choice, found.objective.hex(), found.bound.hex())\n"
     )
 
@@ -249,7 +255,9 @@ def test_cp_sat_agrees_on_a_grid(limit_share: float | None) -> None:
 def test_progress_is_told_for_the_whole_problem() -> None:
     problem = grid(8, 8, limit_share=0.85)
     told: list[tuple[float, float]] = []
-    solution = improve(problem, (0,) * 64, work=_WORK, progress=lambda *state: told.append(state))
+    solution = improve(
+        problem, (0,) * 64, SearchLimits(work=_WORK), progress=lambda *state: told.append(state)
+    )
     assert told
     assert told[-1][0] == pytest.approx(solution.objective, rel=1e-9)
     assert told[-1][1] == pytest.approx(solution.bound, rel=1e-6)
@@ -259,6 +267,6 @@ def test_progress_is_told_for_the_whole_problem() -> None:
 def test_budget_is_spent_and_counted() -> None:
     problem = grid(9, 9, limit_share=0.85)
     for work in (5 * _WORK, 20 * _WORK):
-        spent = improve(problem, (0,) * 81, work=work).statistics["work"]
+        spent = improve(problem, (0,) * 81, SearchLimits(work=work)).statistics["work"]
         assert isinstance(spent, int)
         assert 0.9 * work < spent < 1.5 * work

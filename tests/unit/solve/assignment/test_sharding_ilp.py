@@ -18,6 +18,7 @@ from shardopt.solve.assignment.exact.enumeration import enumerate_all, is_tiny
 from shardopt.solve.assignment.exact.marginal_ilp import solve_marginal
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.assignment.search import component_solver
+from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.assignment.table_store import TableStore
 
@@ -159,7 +160,7 @@ def test_grid_with_tight_memory_is_proven() -> None:
 
 def test_time_limit_is_told() -> None:
     problem = grid(9, 9, limit_share=0.8)
-    solution = solve(problem, time_limit_seconds=0.0)
+    solution = solve(problem, SearchLimits(0.0))
     assert solution.status == "timeout"
     assert solution.choice == ()
     assert 0.0 < solution.bound < inf
@@ -168,7 +169,7 @@ def test_time_limit_is_told() -> None:
 
 def test_gap_tolerance_stops_early_and_is_kept() -> None:
     problem = grid(5, 6, limit_share=0.85)
-    solution = solve(problem, gap_tolerance=0.05)
+    solution = solve(problem, SearchLimits(gap_tolerance=0.05))
     assert solution.status in ("optimal", "feasible")
     assert solution.gap <= 0.05
     assert evaluate(problem, solution.choice).feasible
