@@ -4,12 +4,6 @@ maker gives.
 Needs the chosen form without `shardopt.rematerialize`. Afterwards the strategies of operations
 agree: each reads its operands as they lie and makes its results as they stay.
 
-    %1 = dot_general %a, %b {strategy = "… -> [{}, {x}]"}      %1 = dot_general …
-    %2 = add %1, %c {strategy = "[{x}, {}], … -> …"}      =>   %s = custom_call @Sharding(%1)
-                                                                     {strategy = "[{}, {x}] -> [{x},
-                                                                     {}]"}
-                                                               %2 = add %s, %c
-
 1. Behind a reduce-scatter stands the part that each device keeps, behind an operation on terms
    their sum (`shardopt.passes.sharding.apply.resharding_stops`).
 2. What has `shardopt.clone` is made once more for each reader that wants another sharding
@@ -20,12 +14,36 @@ agree: each reads its operands as they lie and makes its results as they stay.
 5. Values that enter regions or leave loops are pinned, as the partitioner takes their sharding from
    their neighbours.
 
+Each step by itself, with the strategies that change (`@Sharding` stands for the custom call):
+
+    // 1
+    %1 = dot_general %a, %b                       %1 = dot_general %a, %b
+         {"[{}, {x}], [{x}, {}] -> [{x}, {}]"}  =>     {"[{}, {x}], [{x}, {}] -> [{}, {}]"}
+                                                  %p = @Sharding(%1) {"[{}, {}] -> [{x}, {}]"}
+    // 2
+    %c = constant {"-> [{x}, {}]", clone}         %c = constant {"-> [{x}, {}]"}
+    %1 = add %a, %c                            => %d = constant {"-> [{}, {x}]"}
+         {"[{}, {x}], [{}, {x}] -> …"}            %1 = add %a, %d
+    // 3
+    %1 = tanh %a {"… -> [{x, y}, {}]"}            %1 = tanh %a
+    %2 = negate %1 {"[{}, {x}] -> …"}          => %s = @Sharding(%1) {"[{x, y}, {}] -> [{x}, {}]"}
+                                                  %t = @Sharding(%s) {"[{x}, {}] -> [{}, {x}]"}
+                                                  %2 = negate %t
+    // 4
+    %s = @Sharding(%w)                         => (readers of %s read %w)
+         {"[{x}] -> [{x}]", sum_point}
+    // 5
+    while(%q = %p) do {                           while(%q = %p) do {
+      %1 = add %q, %w }                        =>   %k = @Sharding(%q) {"[{x}] -> [{x}]"}
+                                                    %1 = add %k, %w }
+
 The order matters: a clone needs no stop, and a pin must not stand between a value and its stop.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
@@ -38,8 +56,18 @@ from shardopt.passes.sharding.apply.clones import clone_for_readers
 from shardopt.passes.sharding.apply.resharding_stops import insert_scatters, insert_stops
 
 
-def _insert(part: ChosenPart) -> int:
-    """Rewrite a fragment; how many operations were added."""
+class _Written(NamedTuple):
+    """How many operations each step has added, or removed."""
+
+    parts: int
+    clones: int
+    stops: int
+    idle_sums: int
+    pins: int
+
+
+def _insert(part: ChosenPart) -> _Written:
+    """Rewrite a fragment, by the steps at the head of the file and in their order."""
     reader, required, values = part.reader, part.required, part.values()
     scattered = {
         k: (s.made[0], s.results[0]) for k, s in enumerate(part.strategies) if s.is_scattered
@@ -48,9 +76,10 @@ def _insert(part: ChosenPart) -> int:
     clones = clone_for_readers(reader, part.clones, part.shardings, required)
     stops = insert_stops(reader, part.mesh, part.shardings, required, part.clones)
     values |= parts | clones | stops
-    drop_idle_sum_points(reader, values)
-    part.settle(values | pin_values(part.holder, values))
-    return len(scattered) + len(clones) + len(stops)
+    idle_sums = drop_idle_sum_points(reader, values)
+    pins = pin_values(part.holder, values)
+    part.settle(values | pins)
+    return _Written(len(scattered), len(clones), len(stops), idle_sums, len(pins))
 
 
 @dataclass(frozen=True)
@@ -71,4 +100,9 @@ class InsertReshards(Pass):
                     f"expected no '{REMATERIALIZE}' (run shardopt-rematerialize first), found some"
                 )
                 raise pm.error(part.holder, message)
-        pm.statistic("reshardings inserted", sum(map(_insert, parts)))
+        written = [_insert(part) for part in parts]
+        pm.statistic("parts behind reduce-scatters", sum(each.parts for each in written))
+        pm.statistic("values cloned for readers", sum(each.clones for each in written))
+        pm.statistic("resharding stops", sum(each.stops for each in written))
+        pm.statistic("idle sum points removed", sum(each.idle_sums for each in written))
+        pm.statistic("values pinned", sum(each.pins for each in written))

@@ -2,6 +2,9 @@
 // RUN: split-file %s %t
 // RUN: shardopt-opt %t/stops.mlir --shardopt-insert-reshards --shardopt-verify-chosen | FileCheck %t/stops.mlir
 // RUN: shardopt-opt %t/sums.mlir --shardopt-insert-reshards --shardopt-verify-chosen | FileCheck %t/sums.mlir
+// RUN: shardopt-opt %S/Inputs/chosen.mlir --shardopt-insert-reshards --mlir-pass-statistics -o %t/staged.mlir 2>&1 | FileCheck %s --check-prefix=STAGED-STATISTICS
+// RUN: shardopt-opt %t/stops.mlir --shardopt-insert-reshards --mlir-pass-statistics -o %t/out.mlir 2>&1 | FileCheck %s --check-prefix=STOPS-STATISTICS
+// RUN: shardopt-opt %t/sums.mlir --shardopt-insert-reshards --mlir-pass-statistics -o %t/out.mlir 2>&1 | FileCheck %s --check-prefix=SUMS-STATISTICS
 
 // The reduced value stands in front of the part that is kept, the constant is there twice, and a stop brings rows where
 // columns are.
@@ -13,6 +16,14 @@
 // STAGED: %[[G:.*]] = stablehlo.add %{{.*}}, %[[COLUMNS]]
 // STAGED: %[[STOP:.*]] = stablehlo.custom_call @Sharding(%[[G]]) {shardopt.strategy = "[{}, {x}] -> [{x}, {}]"}
 // STAGED: stablehlo.multiply %[[E]], %[[STOP]]
+// STAGED-STATISTICS-DAG: 1 parts behind reduce-scatters
+// STAGED-STATISTICS-DAG: 1 values cloned for readers
+// STAGED-STATISTICS-DAG: 1 resharding stops
+// STAGED-STATISTICS-DAG: 0 values pinned
+// STOPS-STATISTICS-DAG: 0 values cloned for readers
+// STOPS-STATISTICS-DAG: 2 resharding stops
+// SUMS-STATISTICS-DAG: 1 idle sum points removed
+// SUMS-STATISTICS-DAG: 5 values pinned
 
 // Two collectives on the way to the readers: two stops, which both share.
 //--- stops.mlir

@@ -70,8 +70,9 @@ def add_sum_points(module: ir.Module) -> int:
     return count
 
 
-def drop_idle_sum_points(reader: GraphReader, shardings: Mapping[ir.Value, Sharding]) -> None:
-    """Remove the sum points that end in the sharding that they start from."""
+def drop_idle_sum_points(reader: GraphReader, shardings: Mapping[ir.Value, Sharding]) -> int:
+    """Remove the sum points that end in the sharding that they start from; how many."""
+    removed = 0
     for handle in reader.handles:
         if SUM_POINT not in handle.attributes:
             continue
@@ -79,6 +80,8 @@ def drop_idle_sum_points(reader: GraphReader, shardings: Mapping[ir.Value, Shard
         if shardings[handle.operands[0]] == shardings[handle.results[0]]:
             handle.results[0].replace_all_uses_with(handle.operands[0])
             handle.erase()
+            removed += 1
+    return removed
 
 
 class _Start(NamedTuple):

@@ -4,6 +4,7 @@ none is lost."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from shardopt.mesh.mesh import Sharding, parse_mesh
 from shardopt.mesh.shardings import all_shardings
 from shardopt.solve.assignment.problem import Problem, evaluate
 from shardopt.solve.assignment.search import restriction
+from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.restriction import Mask, restrict, solve_in_steps
 from shardopt.solve.sharding.strategies.layouts import Column
 from shardopt.solve.sharding.strategies.simpler import simpler_masks
@@ -81,10 +83,10 @@ def test_what_a_part_found_stands_when_no_time_is_left_for_the_whole(
     expected = solve_in_steps(restrict(problem, mask).problem, ()).objective
     whole = restriction.solve_repeated
 
-    def without_time(part: Problem, **options: object) -> object:
+    def without_time(part: Problem, limits: SearchLimits, **options: object) -> object:
         if part is problem:
-            options["time_limit_seconds"] = 1e-9
-        return whole(part, **options)  # type: ignore[arg-type]
+            limits = replace(limits, seconds=1e-9)
+        return whole(part, limits, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(restriction, "solve_repeated", without_time)
     solution = solve_in_steps(problem, (mask,), start=(0,) * problem.num_nodes)
