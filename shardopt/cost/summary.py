@@ -13,16 +13,18 @@ class CostSummary:
     """Seconds, bytes and collectives of the operations in question.
 
     `peak_bytes` is the most a device holds while one of the operations runs. `traffic` are the
-    collectives by kind and mesh axes, sorted."""
+    collectives by kind and mesh axes, sorted. `hidden_seconds` are those of the communication that
+    pass while the device computes."""
 
     compute_seconds: float
     communication_seconds: float
     peak_bytes: int
     traffic: tuple[Traffic, ...]
+    hidden_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.compute_seconds + self.communication_seconds
+        return self.compute_seconds + self.communication_seconds - self.hidden_seconds
 
     @property
     def communication_bytes(self) -> int:

@@ -86,7 +86,10 @@ class HostGroup:
     None where others do.
 
     `device_links` are the numbers of links between each two devices of a host, all of which
-    together `intra_host` is; None where a switch joins them, so that all serve any group."""
+    together `intra_host` is; None where a switch joins them, so that all serve any group.
+
+    `overlap` says that programs run collectives beside computing
+    (`shardopt.solve.sharding.intra_op.overlap`)."""
 
     name: str
     hosts: int
@@ -98,6 +101,7 @@ class HostGroup:
     fabric_bandwidth: float | None = None
     nccl: str | None = field(default=None, repr=False)
     device_links: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
+    overlap: bool | None = field(default=None, repr=False)
 
     @property
     def num_devices(self) -> int:

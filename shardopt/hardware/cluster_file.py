@@ -12,6 +12,7 @@ A file has the fields of one host group, or the fields of a cluster with a list 
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import asdict, replace
 from importlib import resources
@@ -124,6 +125,11 @@ _GROUP_FIELDS = {
         Nullable(Items(Items(_NUMBER_OF_LINKS, least=1), least=1)),
         "for each device of a host, the number of links to each of them; left out: a switch "
         "joins them all",
+        None,
+    ),
+    "overlap": Field(
+        Nullable(Flag()),
+        "whether programs run collectives beside computing; left out: one after the other",
         None,
     ),
 }
@@ -325,6 +331,20 @@ def describe(cluster: Cluster) -> dict[str, Any]:
         "links": links or None,
     }
     return _without_none(grouped)
+
+
+def with_overlap(cluster: Cluster, choice: str) -> Cluster:
+    """The cluster as it says itself for `auto`; or with collectives beside computing (`on`), or
+    never (`off`), everywhere."""
+    if choice == "auto":
+        return cluster
+    groups = tuple(replace(group, overlap=choice == "on" or None) for group in cluster.groups)
+    return replace(cluster, groups=groups)
+
+
+def content_of(cluster: Cluster) -> str:
+    """A text that two clusters share if plans for them are the same."""
+    return json.dumps(describe(cluster), sort_keys=True) + repr(cluster)
 
 
 def _fields(group: HostGroup) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from shardopt.options.names import (
     InterOp,
     IntraOp,
     MeshIntraOp,
+    OverlapChoice,
     RecomputeChoice,
     ReshardingStrategy,
-    Unreduced,
 )
 
 
@@ -85,6 +85,10 @@ class PlanKeywords(TypedDict, total=False):
     """File of `shardopt profile`: measured costs override formulas (docs/guide/profile.md).
     Default: ''."""
 
+    overlap: OverlapChoice
+    """Collectives run beside computing (docs/reference/costs.md): as the cluster says, always,
+    never. Default: 'auto'."""
+
     recompute: RecomputeChoice
     """What stages compute again in their backward: nothing, each layer, or all of it. Default:
     'auto'."""
@@ -111,7 +115,7 @@ class PlanKeywords(TypedDict, total=False):
     time_limit: float
     """Seconds that the solver of shardings may take for one mesh. Default: 60.0."""
 
-    unreduced: Unreduced
+    unreduced: OverlapChoice
     """Whether values may stay unreduced along mesh axes; auto: in stages and in the format sdy.
     Default: 'auto'."""
 
@@ -150,6 +154,10 @@ class ShardKeywords(TypedDict, total=False):
     """File of `shardopt profile`: measured costs override formulas (docs/guide/profile.md).
     Default: ''."""
 
+    overlap: OverlapChoice
+    """Collectives run beside computing (docs/reference/costs.md): as the cluster says, always,
+    never. Default: 'auto'."""
+
     memory_fraction: float
     """Share of a device's memory that a stage may fill; 0 removes the limit. Default: 0.9."""
 
@@ -159,7 +167,7 @@ class ShardKeywords(TypedDict, total=False):
     time_limit: float
     """Seconds that the solver of shardings may take for one mesh. Default: 60.0."""
 
-    unreduced: Unreduced
+    unreduced: OverlapChoice
     """Whether values may stay unreduced along mesh axes; auto: in stages and in the format sdy.
     Default: 'auto'."""
 
@@ -227,6 +235,10 @@ class StepKeywords(TypedDict, total=False):
     """File of `shardopt profile`: measured costs override formulas (docs/guide/profile.md).
     Default: ''."""
 
+    overlap: OverlapChoice
+    """Collectives run beside computing (docs/reference/costs.md): as the cluster says, always,
+    never. Default: 'auto'."""
+
     recompute: RecomputeChoice
     """What stages compute again in their backward: nothing, each layer, or all of it. Default:
     'auto'."""
@@ -253,6 +265,6 @@ class StepKeywords(TypedDict, total=False):
     time_limit: float
     """Seconds that the solver of shardings may take for one mesh. Default: 60.0."""
 
-    unreduced: Unreduced
+    unreduced: OverlapChoice
     """Whether values may stay unreduced along mesh axes; auto: in stages and in the format sdy.
     Default: 'auto'."""

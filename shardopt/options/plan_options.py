@@ -11,6 +11,7 @@ from shardopt.options.names import (
     BatchCoupling,
     InterOp,
     IntraOp,
+    OverlapChoice,
     RecomputeChoice,
     ReshardingStrategy,
     Unreduced,
@@ -148,6 +149,13 @@ class PlanOptions:
         functions=_EVERYWHERE,
         metavar="FILE",
         accepts=_PATH,
+    )
+    overlap: OverlapChoice = row(
+        "auto",
+        help="collectives run beside computing (docs/reference/costs.md): as the cluster says, "
+        "always, never",
+        phases=("stage", "intra"),
+        functions=_EVERYWHERE,
     )
     recompute: RecomputeChoice = row(
         "auto",

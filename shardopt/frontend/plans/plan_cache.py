@@ -20,7 +20,7 @@ from shardopt.caching.store import Store, key_of
 from shardopt.frontend.calls.sources import source_bytes
 from shardopt.frontend.plans.loaded_modules import LoadedModules
 from shardopt.frontend.plans.plan import Plan
-from shardopt.hardware.cluster_file import is_file, load_cluster
+from shardopt.hardware.cluster_file import content_of, is_file, load_cluster
 from shardopt.options.plan_options import PlanOptions
 from shardopt.pipeline.dumps import DUMP_VARIABLE
 from shardopt.support.errors import UserError
@@ -41,7 +41,7 @@ def plan_key(source: bytes | str | os.PathLike[str], name: str, options: PlanOpt
     if os.environ.get(DUMP_VARIABLE):
         return None
     try:
-        files: list[str | bytes] = [repr(load_cluster(options.cluster))]
+        files: list[str | bytes] = [content_of(load_cluster(options.cluster))]
         for field, value in sorted(asdict(options).items()):
             for path in _files_named(value):
                 files += [field, path.read_bytes()]

@@ -38,9 +38,10 @@ from shardopt.extract.chosen_plan import main_of
 from shardopt.extract.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
 from shardopt.extract.op_graph import find_unreadable, sharding_rules
 from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster_file import with_overlap
 from shardopt.hardware.memory_limit import check_budget, check_memory_options
 from shardopt.mesh.mesh import Mesh, parse_mesh
-from shardopt.options.names import Annotations, MeshIntraOp, Unreduced
+from shardopt.options.names import Annotations, MeshIntraOp, OverlapChoice, Unreduced
 from shardopt.passes.base import Pass, PassContext, PassFailure, option, plan_option
 from shardopt.passes.from_plan.shardings import recorded
 from shardopt.passes.microbatches.find_batch import UndecidedBatch, find_batch
@@ -66,6 +67,7 @@ class ChooseShardings(Pass):
         "cluster", help="cluster file or preset; default: the cluster the stage phase planned for"
     )
     profile: str = plan_option("profile")
+    overlap: OverlapChoice = plan_option("overlap")
     intra_op: MeshIntraOp = plan_option(
         "intra_op",
         default="auto",
@@ -116,7 +118,7 @@ class ChooseShardings(Pass):
             raise pm.error(main, str(error)) from error
 
     def _choose(self, module: ir.Module, main: ir.Operation, pm: PassContext) -> None:
-        cluster = cluster_of(module, self.cluster, self.profile)
+        cluster = with_overlap(cluster_of(module, self.cluster, self.profile), self.overlap)
         check_budget(cluster, self.memory_budget)
         mesh = None if is_staged(main) else self._mesh(cluster)
         if mesh is None and self.sharding_format == "sdy":

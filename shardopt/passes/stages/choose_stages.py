@@ -30,9 +30,10 @@ from jaxlib.mlir import ir
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.prediction import Prediction
 from shardopt.dialect.program import read_program
+from shardopt.hardware.cluster_file import with_overlap
 from shardopt.hardware.memory_limit import check_budget, check_memory_options
 from shardopt.hardware.profile_file import with_profile
-from shardopt.options.names import IntraOp, RecomputeChoice, StagePlanner
+from shardopt.options.names import IntraOp, OverlapChoice, RecomputeChoice, StagePlanner
 from shardopt.passes.base import Pass, PassContext, option, plan_option
 from shardopt.passes.stages.choosing import StageChooser
 from shardopt.passes.stages.placing import (
@@ -67,6 +68,7 @@ class ChooseStages(Pass):
         "schedule",
         help="schedule that the stages are planned for; auto: the one with the shortest step",
     )
+    overlap: OverlapChoice = plan_option("overlap")
     recompute: RecomputeChoice = plan_option("recompute")
     memory_fraction: float = plan_option("memory_fraction")
     memory_budget: str = plan_option("memory_budget")
@@ -83,6 +85,7 @@ class ChooseStages(Pass):
             plan_file = load_plan_file(self.plan) if self.plan else PlanFile(VERSION)
             program = read_program(module)
             cluster = with_profile(cluster_for(self.cluster, plan_file), self.profile)
+            cluster = with_overlap(cluster, self.overlap)
             check_budget(cluster, self.memory_budget)
             chooser = StageChooser(self, cluster, plan_file.stages, pm)
             predicted = plan_file.stage_phase_prediction()

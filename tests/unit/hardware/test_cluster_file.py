@@ -40,7 +40,7 @@ def test_every_preset_loads_under_its_own_name() -> None:
         loaded = load_cluster(name)
         assert loaded.name == name
         assert [group.name for group in loaded.groups] == [name]
-        assert describe(loaded).keys() - {"nccl", "device_links"} == GOOD.keys()
+        assert describe(loaded).keys() - {"nccl", "device_links", "overlap"} == GOOD.keys()
 
 
 def test_shape_override() -> None:

@@ -92,6 +92,28 @@ to products, the filling up is that of Austin et al., [How to Scale Your Model](
 chapter 2. One constant, how much a tile has to use what it loads, is the nearest of four to single products measured on
 an H100; none is fitted to training steps.
 
+## Overlap
+
+Where the cluster file says `overlap: true`, or `--overlap on` does, collectives run beside computing, as XLA's
+latency-hiding scheduler and asynchronous collectives let them (`shardopt/solve/sharding/intra_op/overlap.py`):
+
+* gathers, and other reshardings, of what was there when the program began, such as the shards of a weight, run ahead of
+  their use;
+* sums that no product of the program waits for, such as those of gradients, run behind what is still computed;
+* all others, such as the sums of activations under tensor parallelism, hold the program up.
+
+A program of f seconds of computing, b seconds of collectives of the first two kinds and w of the third takes
+max(f, b) + w seconds. That is one account, for stages while they are chosen and for the finished plan. Transfers between
+meshes are beside computing with or without it: the simulated schedule lets a mesh go on while it sends.
+
+The solver minimizes f + b + w, of which max(f, b) + w is at least the half. So what it proves about shardings it proves
+about the sum; the time with overlap of a sharding that is optimal for the sum is at most twice the least one. The choice
+of stages takes the seconds with overlap of each stage's sharding, and bounds that are halved accordingly.
+
+It is on in the presets of TPUs, where XLA does this by default. It is off in those of GPUs: XLA has
+`xla_gpu_enable_latency_hiding_scheduler` off unless a user sets it (`DefaultDebugOptionsIgnoringFlags` in
+`xla/debug_options_flags.cc`), and the runtime sets no flag. XLA's CPU backend runs collectives one after the other.
+
 ## Work
 
 Work is FLOPs, counted as XLA's cost analysis counts them:

@@ -11,6 +11,7 @@ from shardopt.cost.collectives import PERMUTE, Step
 from shardopt.cost.resharding_chain import resharding_path
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Sharding
+from shardopt.solve.sharding.intra_op.overlap import beside_computing
 from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps
 from shardopt.solve.sharding.strategies.costs import communication_seconds, written_seconds
 
@@ -21,7 +22,8 @@ class Communication:
     one execution.
 
     `trips` counts its executions in one execution of the operation's group. `reduces` tells a
-    collective that completes the operation's result from one that reshards an operand."""
+    collective that completes the operation's result from one that reshards an operand. `beside`
+    ones run while the device computes, as far as it does."""
 
     op: int
     tensor: int
@@ -29,6 +31,7 @@ class Communication:
     seconds: float
     trips: int
     reduces: bool
+    beside: bool = False
 
 
 def find_communication(
@@ -39,14 +42,17 @@ def find_communication(
     for each in find_reshards(sharded, cluster, fused):
         reshards.setdefault(each.op, []).append(each)
     communication: list[Communication] = []
+    overlap = cluster.group_of(sharded.mesh).overlap
+    late = beside_computing(sharded.graph)[1] if overlap else frozenset()
     for index, strategy in sharded.strategies.items():
         op = sharded.graph.ops[index]
         communication += reshards.get(index, ())
         for step in strategy.collectives:
             seconds = communication_seconds(cluster, sharded.mesh, (step,))
             reduces = step.kind != PERMUTE
+            beside = reduces and index in late
             communication.append(
-                Communication(index, op.results[0], step, seconds, op.trips, reduces)
+                Communication(index, op.results[0], step, seconds, op.trips, reduces, beside)
             )
     return tuple(communication)
 
@@ -59,7 +65,8 @@ def find_reshards(
     compiled module, unless one is named in `fresh`; the solver, which sees pairs only, counts them
     for each. What is `fused` otherwise is written and read with the first step."""
     graph, mesh, shardings = sharded.graph, sharded.mesh, sharded.shardings
-    fresh, producers, device = sharded.fresh, graph.producers(), cluster.group_of(mesh).device
+    fresh, producers, owner = sharded.fresh, graph.producers(), cluster.group_of(mesh)
+    is_ready = beside_computing(graph)[0] if owner.overlap else _never
     done: set[tuple[int, tuple[Sharding, ...], tuple[int, int]]] = set()
     for index, strategy in sharded.strategies.items():
         op = graph.ops[index]
@@ -71,7 +78,7 @@ def find_reshards(
             chain: tuple[Sharding, ...] = ()
             ends = (shardings[tensor], target) if tensor in fused else ()
             extra = sum(
-                written_seconds(device, graph.tensors[tensor], prod(s.tile_counts(mesh)))
+                written_seconds(owner.device, graph.tensors[tensor], prod(s.tile_counts(mesh)))
                 for s in ends
             )
             for step, after in resharding_path(shardings[tensor], target, mesh, shape, itemsize):
@@ -81,5 +88,10 @@ def find_reshards(
                 done.add((tensor, chain, op.scope))
                 if step is not None:
                     seconds = communication_seconds(cluster, mesh, (step,)) + extra
-                    yield Communication(index, tensor, step, seconds, trips, reduces=False)
+                    beside = is_ready(index, tensor)
+                    yield Communication(index, tensor, step, seconds, trips, False, beside)
                     extra = 0.0
+
+
+def _never(reader: int, tensor: int) -> bool:
+    return False

@@ -3,6 +3,7 @@ predicted costs."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import of_step, total
 from shardopt.solve.sharding.intra_op.communication import Communication
 from shardopt.solve.sharding.intra_op.lifetimes import Rematerialized
+from shardopt.solve.sharding.intra_op.overlap import saved_seconds
 from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps
 
 
@@ -52,6 +54,14 @@ class IntraOpPlan(ShardedOps):
             for remat in self.rematerialized
             if remat.readers[0] in chosen
         ]
+        hidden = _hidden_seconds(
+            ((self.graph.ops[op].group, seconds * times[op]) for op, seconds in computed),
+            (
+                (self.graph.ops[item.op].group, item.seconds * groups[item.op] * item.trips)
+                for item in moved
+                if item.beside
+            ),
+        )
         return CostSummary(
             compute_seconds=sum(seconds * times[op] for op, seconds in computed),
             communication_seconds=sum(
@@ -61,4 +71,16 @@ class IntraOpPlan(ShardedOps):
             traffic=total(
                 of_step(item.step, self.mesh, groups[item.op] * item.trips) for item in moved
             ),
+            hidden_seconds=hidden,
         )
+
+
+def _hidden_seconds(
+    computing: Iterable[tuple[int, float]], beside: Iterable[tuple[int, float]]
+) -> float:
+    """Of (group, seconds); what runs beside others does so within its group."""
+    per_group = defaultdict[int, list[float]](lambda: [0.0, 0.0])
+    for place, seconds in enumerate((computing, beside)):
+        for group, each in seconds:
+            per_group[group][place] += each
+    return sum(saved_seconds(*both) for both in per_group.values())

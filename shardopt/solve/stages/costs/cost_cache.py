@@ -14,7 +14,9 @@ from typing import TypeVar
 
 from shardopt.caching.store import active_store, key_of
 from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster_file import content_of
 from shardopt.mesh.mesh import Mesh
+from shardopt.solve.sharding.intra_op.overlap import LEAST_SHARE
 from shardopt.solve.sharding.strategies.layouts import Layouts
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.bounds import RelaxedLayer
@@ -56,7 +58,9 @@ class CostCache:
 
         def compute() -> float:
             self.counts.solves += 1
-            return layer.seconds(self._tables_of(mesh))
+            seconds = layer.seconds(self._tables_of(mesh))
+            # The bound is one of computing and communication, one behind the other.
+            return seconds * (LEAST_SHARE if self.cluster.group_of(mesh).overlap else 1.0)
 
         return self._remember("bound", layer.key, mesh, compute, _number)
 
@@ -131,7 +135,7 @@ class CostCache:
             return compute()
         what, content, mesh = known
         key = key_of(
-            "stage cost", what, content, repr((mesh.axes, mesh.devices)), repr(self.cluster)
+            "stage cost", what, content, repr((mesh.axes, mesh.devices)), content_of(self.cluster)
         )
         data = store.get(_KIND, key)
         if data is not None:

@@ -13,10 +13,13 @@ from math import prod
 
 import numpy as np
 
+from shardopt.cost.collectives import PERMUTE
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.sharding.intra_op.communication import find_reshards
 from shardopt.solve.sharding.intra_op.copies import Copy, find_copies
+from shardopt.solve.sharding.intra_op.overlap import beside_computing, saved_seconds
 from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps
+from shardopt.solve.sharding.strategies.costs import communication_seconds
 from shardopt.solve.sharding.strategies.strategies import Strategy
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.part_facts import PartFacts
@@ -33,15 +36,36 @@ class ShardedPart:
     def seconds(self) -> np.ndarray:
         """Seconds of a step in each fragment, `[fragments]`: computing, collectives and
         reshardings, those that several operations of a fragment share once, without the writing of
-        inputs."""
+        inputs; less what runs beside computing where programs do that."""
         part, tables = self.facts.part, self.tables
-        ops = len(part.graph.ops)
+        groups = [op.group for op in part.graph.ops]
         of_pair = np.array([self._seconds_of(node) for node in self._pairs[0]])
-        seconds = np.zeros(len(part.kinds))
-        np.add.at(seconds, [op.group for op in part.graph.ops], of_pair[self._pairs[1][:ops]])
+        seconds, beside = np.zeros(len(part.kinds)), np.zeros(len(part.kinds))
+        np.add.at(seconds, groups, of_pair[self._pairs[1][: len(groups)]])
         for each in find_reshards(self._resharding, tables.cluster, part.fusion.fused):
             op = part.graph.ops[each.op]
-            seconds[op.group] += op.repeat // (op.trips or 1) * each.trips * each.seconds
+            whole = op.repeat // (op.trips or 1) * each.trips * each.seconds
+            seconds[op.group] += whole
+            beside[op.group] += each.beside * whole
+        if not tables.cluster.group_of(tables.mesh).overlap:
+            return seconds
+        beside += self._late_seconds()
+        computing = np.zeros(len(part.kinds))
+        for node, op in enumerate(part.graph.ops):
+            computing[op.group] += op.repeat * self._strategy(node).compute_seconds
+        pairs = zip(computing.tolist(), beside.tolist(), strict=True)
+        return seconds - [saved_seconds(*both) for both in pairs]
+
+    def _late_seconds(self) -> np.ndarray:
+        """Seconds of a step in each fragment of collectives that no product waits for."""
+        part, tables = self.facts.part, self.tables
+        late = beside_computing(part.graph)[1]
+        seconds = np.zeros(len(part.kinds))
+        for node, op in enumerate(part.graph.ops):
+            if node in late:
+                steps = [s for s in self._strategy(node).collectives if s.kind != PERMUTE]
+                each = communication_seconds(tables.cluster, tables.mesh, steps)
+                seconds[op.group] += op.repeat * each
         return seconds
 
     def _seconds_of(self, node: int) -> float:

@@ -21,7 +21,7 @@ from step_graphs import StepBuilder
 from benchmarks.alpa.specs import TINY
 from shardopt.dialect.program import read_program
 from shardopt.frontend.calls.phase_options import phase_text
-from shardopt.hardware.cluster_file import load_cluster
+from shardopt.hardware.cluster_file import load_cluster, with_overlap
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.models.build import bytecode
@@ -49,6 +49,7 @@ from shardopt.solve.stages.step_graph import StepGraph
 from shardopt.support.errors import UserError
 
 CLUSTER = load_cluster("cpu-test:1x4")
+OVERLAPPING = with_overlap(CLUSTER, "on")
 METHODS = ("ilp", "data", "zero2", "zero3", "megatron")
 
 
@@ -56,7 +57,7 @@ def plans(arrays: CostArrays, candidate: Candidate, limit: int, n: int) -> Itera
     """Plans of the shard phase for a candidate with n microbatches in flight: the fastest, and the
     leanest if none holds `limit` bytes or less."""
     part, config = arrays.part(candidate), candidate[2]
-    tables = StrategyTables(arrays.meshes[config], CLUSTER)
+    tables = StrategyTables(arrays.meshes[config], arrays.problem.cluster)
     problem = arrays.sharders[config].problem(part, tables).with_residency(part.residency(n))
     relaxed = problem.solve(gap_tolerance=0.01)
     yield problem.decode(relaxed)
@@ -67,7 +68,7 @@ def plans(arrays: CostArrays, candidate: Candidate, limit: int, n: int) -> Itera
 
 
 def check_bounds(problem: CandidateProblem, candidate: Candidate, in_flight: int) -> None:
-    arrays = CostArrays(problem, CostCache(CLUSTER))
+    arrays = CostArrays(problem, CostCache(problem.cluster))
     while arrays.level[candidate] < LAYERS:
         arrays.refine([candidate])
     seconds = problem.num_microbatches * float(arrays.seconds[candidate])
@@ -98,7 +99,8 @@ def candidates(
         replace(config, recompute=recompute, method=method) for config in stage_configs(CLUSTER)
     )
     repeats = max(op.repeat for op in step.graph.ops)
-    problem = CandidateProblem(step, step.num_layers, CLUSTER, configs, repeats, input_kinds=kinds)
+    where = draw(st.sampled_from((CLUSTER, OVERLAPPING)))
+    problem = CandidateProblem(step, step.num_layers, where, configs, repeats, input_kinds=kinds)
     start, end, config = draw(st.sampled_from(np.argwhere(problem.candidates()).tolist()))
     in_flight = 1 if end == step.num_layers else draw(st.integers(1, repeats))
     return problem, (start, end, config), in_flight

@@ -15,14 +15,16 @@ from step_graphs import WIDTH, StepBuilder
 
 from shardopt.cost.transfers import messages_seconds
 from shardopt.hardware.cluster import Cluster
-from shardopt.hardware.cluster_file import load_cluster
+from shardopt.hardware.cluster_file import load_cluster, with_overlap
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.intra_op.lifetimes import live_bytes
+from shardopt.solve.sharding.intra_op.overlap import LEAST_SHARE
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
 from shardopt.solve.stages.costs import lazy_costs
 from shardopt.solve.stages.costs.bounds import Rooflines, relaxed_layer
+from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharded_part import ShardedPart
@@ -43,8 +45,12 @@ BYTES = 4 * WIDTH * WIDTH
 MICROBATCHES = 4
 
 
-def cluster(shape: str = "1x4") -> Cluster:
-    return load_cluster(f"cpu-test:{shape}")
+# Collectives one after the other, or beside computing.
+OVERLAP = pytest.mark.parametrize("overlap", ["off", "on"])
+
+
+def cluster(shape: str = "1x4", overlap: str = "off") -> Cluster:
+    return with_overlap(load_cluster(f"cpu-test:{shape}"), overlap)
 
 
 def chain(depth: int = 4, microbatches: int = MICROBATCHES) -> StepGraph:
@@ -64,8 +70,9 @@ def problem(
     num_stages: int | None = None,
     shape: str = "1x4",
     microbatches: int = MICROBATCHES,
+    overlap: str = "off",
 ) -> CandidateProblem:
-    where = cluster(shape)
+    where = cluster(shape, overlap)
     return CandidateProblem(
         chain(depth, microbatches), depth, where, stage_configs(where), microbatches, num_stages
     )
@@ -127,9 +134,10 @@ def test_bytes_are_weights_sums_and_what_the_backward_needs() -> None:
     assert 2 * BYTES <= inner.fixed_bytes <= 6 * BYTES
 
 
+@OVERLAP
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (1, 3), (0, 4)])
-def test_a_cost_is_what_the_plan_of_its_choices_takes(start: int, end: int) -> None:
-    part, where = cut_part(chain(), start, end), cluster()
+def test_a_cost_is_what_the_plan_of_its_choices_takes(start: int, end: int, overlap: str) -> None:
+    part, where = cut_part(chain(), start, end), cluster(overlap=overlap)
     for config in stage_configs(where):
         tables = StrategyTables(candidate_mesh(config, range(config.num_devices)), where)
         sharding = OptimalSharder().shard(part, PartFacts(part), tables)
@@ -140,11 +148,15 @@ def test_a_cost_is_what_the_plan_of_its_choices_takes(start: int, end: int) -> N
         assert sum(sharding.fragment_seconds) == pytest.approx(plan.summary().seconds)
 
 
+@OVERLAP
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (1, 3), (0, 4)])
-def test_stage_cost_and_plan_of_a_choice_are_one_account(start: int, end: int) -> None:
+def test_stage_cost_and_plan_of_a_choice_are_one_account(
+    start: int, end: int, overlap: str
+) -> None:
     """Seconds of each fragment; bytes with copies of operands, and without them for several
     microbatches in flight; whatever is chosen."""
-    part, where = cut_part(chain(), start, end), cluster()
+    part, where = cut_part(chain(), start, end), cluster(overlap=overlap)
+    hidden = 0.0
     facts, random = PartFacts(part), np.random.default_rng(end)
     for config in stage_configs(where):
         tables = StrategyTables(candidate_mesh(config, range(config.num_devices)), where)
@@ -163,17 +175,23 @@ def test_stage_cost_and_plan_of_a_choice_are_one_account(start: int, end: int) -
                 for k in range(len(part.kinds))
             ]
             assert sharded.seconds() == pytest.approx([each.seconds for each in fragments])
+            for each in fragments:
+                both = each.compute_seconds + each.communication_seconds
+                assert LEAST_SHARE * both * (1 - 1e-9) <= each.seconds <= both
+                hidden += each.hidden_seconds
             lives = problem.with_residency(part.residency(3)).lifetimes
             live = live_bytes(
                 part.graph, tables.mesh, lives, plan.shardings, (), len(problem.order)
             )
             assert sharded.live_bytes(copies=False, in_flight=3).tolist() == live.tolist()
+    assert hidden == 0.0 or overlap == "on"
 
 
+@OVERLAP
 @pytest.mark.parametrize("depth", [2, 4])
-def test_bounds_never_exceed_costs(depth: int) -> None:
-    step, where = chain(depth), cluster()
-    roofs = Rooflines(step, where)
+def test_bounds_never_exceed_costs(depth: int, overlap: str) -> None:
+    step, where = chain(depth), cluster(overlap=overlap)
+    roofs, costs = Rooflines(step, where), CostCache(where)
     for config in stage_configs(where):
         mesh = candidate_mesh(config, range(config.num_devices))
         tables, roof = StrategyTables(mesh, where), roofs.seconds(mesh)
@@ -184,16 +202,21 @@ def test_bounds_never_exceed_costs(depth: int) -> None:
                     OptimalSharder().shard(part, PartFacts(part), tables).fragment_seconds
                 )
                 layers = [
-                    relaxed_layer(step, k, end == depth).seconds(tables) for k in range(start, end)
+                    costs.bound(relaxed_layer(step, k, end == depth), mesh)
+                    for k in range(start, end)
                 ]
                 assert sum(layers) <= seconds_alone * (1 + 1e-9)
                 assert roof[start:end].sum() <= seconds_alone * (1 + 1e-9)
 
 
+@OVERLAP
 @pytest.mark.parametrize("num_stages", [None, 1, 2, 3])
 @pytest.mark.parametrize("limit", [None, 24 * BYTES, 17 * BYTES])
-def test_lazy_and_eager_costs_give_one_plan(num_stages: int | None, limit: int | None) -> None:
-    candidates = replace(problem(4, num_stages), memory_limit_bytes=(limit,))
+def test_lazy_and_eager_costs_give_one_plan(
+    num_stages: int | None, limit: int | None, overlap: str
+) -> None:
+    unlimited = problem(4, num_stages, overlap=overlap)
+    candidates = replace(unlimited, memory_limit_bytes=(limit,))
     _, everything = exact(candidates)
     eager = solve_stages(everything, num_stages)
     lazy = LazyStageCosts(candidates, gap_tolerance=0.0)

@@ -1,0 +1,56 @@
+"""Which collectives a device can run beside computing, and how much time that saves.
+
+    %w = all_gather %shard          its operand was there when the program began: it may start then
+    %g = reduce_scatter %partial    no product of the program waits for it: it may end last
+    %a = all_reduce %activations    the next product waits for it: nothing runs beside it
+
+XLA makes collectives asynchronous, and its latency-hiding scheduler starts them as early and awaits
+them as late as it can (xla/service/latency_hiding_scheduler.h). A program of f seconds of
+computing, b seconds of collectives of the first two kinds and w of the third takes max(f, b) + w
+seconds: at least half of their sum, and at most all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardopt.graph.op_graph import OpGraph
+from shardopt.solve.sharding.kernels.fusion import CHEAP
+
+# No program takes less than this share of what it would take without overlap.
+LEAST_SHARE = 0.5
+
+
+def saved_seconds(compute: float, beside: float) -> float:
+    """What a program saves that computes so long, and has so many seconds of collectives that can
+    run beside it."""
+    return min(compute, beside)
+
+
+def beside_computing(graph: OpGraph) -> tuple[Callable[[int, int], bool], frozenset[int]]:
+    """Whether a tensor can be resharded for a reader ahead of its use, `(reader, tensor)`, and the
+    operations whose results can be completed behind all products of their program."""
+    producers = graph.producers()
+    ready = set[int]()
+
+    def is_ready(reader: int, tensor: int) -> bool:
+        producer = producers[tensor]
+        group = graph.ops[reader].group
+        return producer < 0 or graph.ops[producer].group != group or tensor in ready
+
+    for index, op in enumerate(graph.ops):
+        if op.name in CHEAP and all(is_ready(index, tensor) for tensor in op.operands):
+            ready.update(op.results)
+    return is_ready, _late(graph)
+
+
+def _late(graph: OpGraph) -> frozenset[int]:
+    """Operations that nothing of their program waits for but what goes over elements."""
+    awaited, late = set[tuple[int, int]](), set[int]()
+    for index in reversed(range(len(graph.ops))):
+        op = graph.ops[index]
+        waits = any((tensor, op.group) in awaited for tensor in op.results)
+        if not waits:
+            late.add(index)
+        if waits or op.name not in CHEAP:
+            awaited.update((tensor, op.group) for tensor in op.operands)
+    return frozenset(late)

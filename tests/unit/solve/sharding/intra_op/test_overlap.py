@@ -1,0 +1,48 @@
+"""Collectives that run beside computing: which they are, and what that saves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardopt.graph.op_graph import Op, OpGraph, Tensor
+from shardopt.solve.sharding.intra_op.overlap import LEAST_SHARE, beside_computing, saved_seconds
+
+WEIGHT, INPUT, CAST, HIDDEN, GELU, NEXT, GRADIENT, SUM, TOTAL = range(9)
+
+
+def graph() -> OpGraph:
+    """A program with two products behind each other and the gradient of a weight, which is added to
+    a sum; and one behind it that reads what the first makes."""
+    ops = (
+        Op("convert", (WEIGHT,), (CAST,), None, group=0),
+        Op("dot_general", (INPUT, CAST), (HIDDEN,), None, group=0),
+        Op("tanh", (HIDDEN,), (GELU,), None, group=0),
+        Op("dot_general", (GELU, CAST), (NEXT,), None, group=0),
+        Op("dot_general", (GELU, NEXT), (GRADIENT,), None, group=0),
+        Op("add", (SUM, GRADIENT), (TOTAL,), None, group=0),
+        Op("dot_general", (NEXT, TOTAL), (9,), None, group=1),
+    )
+    tensors = (Tensor((8, 8), "f32", 4),) * 10
+    return OpGraph(tensors, ops, (WEIGHT, INPUT, SUM), (9,))
+
+
+def test_what_was_there_before_a_program_is_gathered_ahead() -> None:
+    is_ready, _ = beside_computing(graph())
+    assert is_ready(1, INPUT) and is_ready(1, CAST) and is_ready(3, CAST)
+    assert not is_ready(3, GELU) and not is_ready(4, NEXT)
+    assert is_ready(6, NEXT), "made by the program before"
+
+
+def test_what_no_product_of_the_program_waits_for_is_reduced_behind_them() -> None:
+    _, late = beside_computing(graph())
+    assert {4, 5, 6} == late, "a gradient, its sum, and the end of the next program"
+
+
+@given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 1e3))
+def test_a_program_takes_the_longer_of_both(compute: float, beside: float, awaited: float) -> None:
+    both = compute + beside + awaited
+    seconds = both - saved_seconds(compute, beside)
+    assert seconds == pytest.approx(max(compute, beside) + awaited)
+    assert LEAST_SHARE * both <= seconds * (1 + 1e-9) and seconds <= both
