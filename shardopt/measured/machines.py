@@ -27,6 +27,9 @@ _PRESETS = (
     (r"v6e|trillium", "tpu-v6e"),
 )
 
+# Megatron-LM's options by which a row says that collectives run beside computing.
+_OVERLAPS = re.compile(r"\boverlap-(grad-reduce|param-gather)\b")
+
 
 def preset_of(hardware: str) -> str:
     """The preset whose device a name means. Raises InexpressibleRow where there is none."""
@@ -52,6 +55,7 @@ def machine_of(row: Row) -> HostGroup:
         group,
         device=device,
         inter_host=inter,
+        overlap=True if _OVERLAPS.search(row.note) else group.overlap,
         devices_per_host=row.devices_per_host or group.devices_per_host,
     )
 

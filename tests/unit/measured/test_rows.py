@@ -10,6 +10,7 @@ import pytest
 from shardopt.measured.case import case_of
 from shardopt.measured.figures import measured_seconds
 from shardopt.measured.layout import Recomputation, layout_of
+from shardopt.measured.machines import machine_of
 from shardopt.measured.predict import open_microbatches
 from shardopt.measured.rows import Row, read_rows
 from shardopt.measured.unstated import InexpressibleRow
@@ -123,6 +124,11 @@ def test_what_cannot_be_said_has_a_reason(
 ) -> None:
     with pytest.raises(InexpressibleRow, match=reason):
         case_of(replace(gpt, **changes))  # type: ignore[arg-type]
+
+
+def test_a_row_that_states_it_overlaps(gpt: Row) -> None:
+    assert not machine_of(gpt).overlap
+    assert machine_of(replace(gpt, note="overlap-grad-reduce on; vpp not stated")).overlap
 
 
 def test_seconds_follow_from_flops_where_only_these_are_published(gpt: Row) -> None:

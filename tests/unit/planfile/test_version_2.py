@@ -52,8 +52,8 @@ def test_a_kept_file_gives_the_plan_that_it_was_written_for() -> None:
     plan = make_plan(MODEL, options_after(KEPT, {}), cache=False)
     assert load_plan_file(KEPT).stage_phase_prediction() is not None
     written = json.loads(json_text(plan.to_json()))
-    [fingerprint] = differences(load_values(KEPT), written)
-    assert fingerprint.path == "model.fingerprint"
+    paths = [each.path for each in differences(load_values(KEPT), written)]
+    assert paths == ["model.fingerprint", "options.overlap"], "an option since then, at its default"
 
 
 def test_a_fingerprint_of_bytecode_says_nothing_in_another_jaxlib(tmp_path: Path) -> None:
