@@ -34,6 +34,15 @@ def repeated_ops(ops: Sequence[ir.Operation]) -> dict[ir.Operation, ir.Operation
     return numbering.repeated
 
 
+def equal_ops(ops: Sequence[ir.Operation]) -> dict[ir.Operation, ir.Operation]:
+    """operation -> the first one of `ops` that computes the same, for those with which a compiler
+    would merge it: not behind a barrier."""
+    numbering = _Numbering()
+    for op in ops:
+        numbering.add(op)
+    return numbering.equal
+
+
 def behind_barriers(ops: Sequence[ir.Operation]) -> set[ir.Operation]:
     """Those of `ops` that read what came out of a barrier, or is computed from that."""
     values = set[ir.Value]()
@@ -53,6 +62,7 @@ class _Numbering:
         self.first: dict[Key, ir.Operation] = {}
         self.behind: set[ir.Value] = set()
         self.repeated: dict[ir.Operation, ir.Operation] = {}
+        self.equal: dict[ir.Operation, ir.Operation] = {}
 
     def add(self, op: ir.Operation) -> None:
         if op.name == BARRIER:
@@ -62,10 +72,11 @@ class _Numbering:
             return
         # What is not pure repeats nothing, and nothing repeats it.
         first = self.first.setdefault(self._key(op, {}), op) if _is_pure(op) else op
-        if any(value in self.behind for value in reads(op)):
+        is_behind = any(value in self.behind for value in reads(op))
+        if first != op:
+            (self.repeated if is_behind else self.equal)[op] = first
+        if is_behind:
             self.behind.update(op.results)
-            if first != op:
-                self.repeated[op] = first
         for result, known in zip(op.results, first.results, strict=True):
             self.number[result] = self._of(known)
 

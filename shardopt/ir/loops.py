@@ -35,6 +35,13 @@ UNKNOWN_TRIPS = 10
 # Iterations of a loop that are counted by running its counter.
 MAX_COUNTED = 4096
 
+# Of an operation that was written out: a number for each loop that it stood in, the outermost
+# first, and its iteration there. Whoever unrolls takes it away (`take_iterations`).
+_ITERATION = "shardopt.iteration"
+
+# (loop, iteration), the outermost loop first; none for what never stood in a loop.
+Iteration = tuple[tuple[int, int], ...]
+
 
 def trip_count(loop: ir.Operation, limit: int) -> int | None:
     """How often the body runs, counted only up to `limit + 1`; None if that depends on more than
@@ -76,6 +83,23 @@ def _counters(stop: ir.Value, yielded: Sequence[ir.Value], blocks: Sequence[ir.B
     return sorted(positions)
 
 
+def take_iterations(ops: Sequence[ir.Operation]) -> list[Iteration]:
+    """In which iterations of written-out loops `ops` stood. They forget it."""
+    taken = []
+    for op in ops:
+        taken.append(_iteration(op))
+        if taken[-1]:
+            del op.attributes[_ITERATION]
+    return taken
+
+
+def _iteration(op: ir.Operation) -> Iteration:
+    if _ITERATION not in op.attributes:
+        return ()
+    numbers = list(ir.DenseI64ArrayAttr(op.attributes[_ITERATION]))
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
+
+
 class Unroller:
     """Writes out loops before the places where they stood. `choose` says how often a loop runs, or
     None to keep it."""
@@ -100,10 +124,11 @@ class Unroller:
         if count is None:
             return False
         self.unrolled += 1
-        carried = list(loop.operands)
-        for _ in range(count):
+        carried, loop_number = list(loop.operands), self.unrolled
+        for number in range(count):
             copy = loop.clone(ip=False)
             body, terminator = splice_block(copy.regions[1].blocks[0], carried, loop)
+            _mark(body, (*_iteration(loop), (loop_number, number)))
             self._fold_all(body)
             carried = list(terminator.operands)
             copy.erase()
@@ -172,6 +197,12 @@ class Unroller:
             with ir.InsertionPoint.at_block_begin(block):
                 self._constants[key] = scalar_constant(number, op.results[0].type)
         return self._constants[key]
+
+
+def _mark(ops: Sequence[ir.Operation], iteration: Iteration) -> None:
+    numbers = [number for pair in iteration for number in pair]
+    for op in ops:
+        op.attributes[_ITERATION] = ir.DenseI64ArrayAttr.get(numbers, op.context)
 
 
 def _static_slice(op: ir.Operation) -> ir.Value | None:

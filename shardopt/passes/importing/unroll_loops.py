@@ -11,6 +11,10 @@ from a forward loop's stack is used directly.
       do { %wi = stablehlo.dynamic_slice %w, %i, …  =>   %w1 = stablehlo.slice %w [1:2, 0:8, 0:8]
            %x1 = stablehlo.dot_general %x, … }           %x2 = stablehlo.dot_general %x1, …
 
+What a backward loop computes again, because `jax.checkpoint(…, prevent_cse=False)` asks for it,
+is kept apart from the forward loop by a barrier
+(`shardopt.passes.importing.repeated_iterations`).
+
 Later phases cut straight-line code into layers and stages; a loop would be one indivisible
 operation to them. Loops over integers, such as the rounds of a random number generator, stay
 rolled: they cost little and would bloat the module.
@@ -18,6 +22,7 @@ rolled: they cost little and would bloat the module.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +31,7 @@ from jaxlib.mlir import ir
 from shardopt.ir.loops import Unroller, trip_count
 from shardopt.ir.rewriting import functions, operations, terminator
 from shardopt.passes.base import Pass, PassContext, option
+from shardopt.passes.importing.repeated_iterations import separate_repeats
 
 _CONTRACTIONS = ("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution")
 
@@ -50,6 +56,16 @@ def _is_activation(type_: ir.Type) -> bool:
     )
 
 
+def _blocks(module: ir.Module) -> Iterator[ir.Block]:
+    """Bodies of functions, and blocks of regions in them."""
+    pending = list(functions(module))
+    while pending:
+        for region in pending.pop().regions:
+            for block in region.blocks:
+                pending += [op.operation for op in block.operations if len(op.regions)]
+                yield block
+
+
 @dataclass(frozen=True)
 class UnrollLoops(Pass):
     name = "shardopt-unroll-loops"
@@ -69,6 +85,8 @@ class UnrollLoops(Pass):
         unroller.visit(list(functions(module)))
         unroller.erase_unused_constants()
         pm.statistic("loops", unroller.unrolled)
+        kept = [separate_repeats(block) for block in _blocks(module)] if unroller.unrolled else []
+        pm.statistic("recomputing iterations", sum(kept))
 
     def _iterations(self, loop: ir.Operation, pm: PassContext) -> int | None:
         """How often to write out the body, or None to keep the loop; says why a loop that computes

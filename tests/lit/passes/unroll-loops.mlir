@@ -111,3 +111,62 @@ func.func @integers(%k: tensor<4xui32>) -> tensor<4xui32> {
   // CHECK: return
   return %o#1 : tensor<4xui32>
 }
+
+// What the backward loop computes again of what the forward loop has stacked is kept apart from it:
+// the last layer waits for the gradient that arrives, the first for that of the last. The weight
+// that is squared in both would be merged too; views of it and the mask of constants may be.
+// CHECK-LABEL: func.func @recomputed
+func.func @recomputed(%w: tensor<2x4xf32>, %x: tensor<4xf32>, %g: tensor<4xf32>) -> tensor<4xf32> {
+  %c0 = stablehlo.constant dense<0> : tensor<i32>
+  %c1 = stablehlo.constant dense<1> : tensor<i32>
+  %c2 = stablehlo.constant dense<2> : tensor<i32>
+  %f0 = stablehlo.constant dense<0.0> : tensor<2x4xf32>
+  // CHECK: %[[X1:.*]] = stablehlo.tanh %{{.*}}
+  // CHECK: stablehlo.tanh %{{.*}}
+  %f:3 = stablehlo.while(%i = %c0, %v = %x, %seen = %f0) : tensor<i32>, tensor<4xf32>, tensor<2x4xf32>
+    cond {
+      %p = stablehlo.compare LT, %i, %c2 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %p : tensor<i1>
+    } do {
+      %ws = stablehlo.dynamic_slice %w, %i, %c0, sizes = [1, 4] : (tensor<2x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32>
+      %wi = stablehlo.reshape %ws : (tensor<1x4xf32>) -> tensor<4xf32>
+      %sq = stablehlo.multiply %wi, %wi : tensor<4xf32>
+      %m = stablehlo.multiply %v, %sq : tensor<4xf32>
+      %v1 = stablehlo.tanh %m : tensor<4xf32>
+      %vr = stablehlo.reshape %v : (tensor<4xf32>) -> tensor<1x4xf32>
+      %s = stablehlo.dynamic_update_slice %seen, %vr, %i, %c0 : (tensor<2x4xf32>, tensor<1x4xf32>, tensor<i32>, tensor<i32>) -> tensor<2x4xf32>
+      %i1 = stablehlo.add %i, %c1 : tensor<i32>
+      stablehlo.return %i1, %v1, %s : tensor<i32>, tensor<4xf32>, tensor<2x4xf32>
+    }
+  %start = stablehlo.sine %g : tensor<4xf32>
+  // CHECK: %[[G:.*]] = stablehlo.sine %arg2
+  // CHECK: %[[W1:.*]] = stablehlo.reshape
+  // CHECK: %[[LAST:.*]]:3 = stablehlo.optimization_barrier %[[X1]], %[[G]], %[[W1]]
+  // CHECK-NEXT: %[[SQ:.*]] = stablehlo.multiply %[[LAST]]#2, %[[LAST]]#2
+  // CHECK-NEXT: %[[M:.*]] = stablehlo.multiply %[[LAST]]#0, %[[SQ]]
+  // CHECK-NEXT: %[[H:.*]] = stablehlo.tanh %[[M]]
+  // CHECK-NEXT: %[[D:.*]] = stablehlo.multiply %[[LAST]]#1, %[[H]]
+  // CHECK: %[[W0:.*]] = stablehlo.reshape
+  // CHECK: %[[FIRST:.*]]:2 = stablehlo.optimization_barrier %[[D]], %[[W0]]
+  // CHECK: stablehlo.tanh
+  // CHECK-NOT: optimization_barrier
+  // CHECK: return
+  %b:2 = stablehlo.while(%i = %c0, %d = %start) : tensor<i32>, tensor<4xf32>
+    cond {
+      %p = stablehlo.compare LT, %i, %c2 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %p : tensor<i1>
+    } do {
+      %back = stablehlo.subtract %c1, %i : tensor<i32>
+      %xs = stablehlo.dynamic_slice %f#2, %back, %c0, sizes = [1, 4] : (tensor<2x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32>
+      %xi = stablehlo.reshape %xs : (tensor<1x4xf32>) -> tensor<4xf32>
+      %ws = stablehlo.dynamic_slice %w, %back, %c0, sizes = [1, 4] : (tensor<2x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32>
+      %wi = stablehlo.reshape %ws : (tensor<1x4xf32>) -> tensor<4xf32>
+      %sq = stablehlo.multiply %wi, %wi : tensor<4xf32>
+      %m = stablehlo.multiply %xi, %sq : tensor<4xf32>
+      %v1 = stablehlo.tanh %m : tensor<4xf32>
+      %d1 = stablehlo.multiply %d, %v1 : tensor<4xf32>
+      %i1 = stablehlo.add %i, %c1 : tensor<i32>
+      stablehlo.return %i1, %d1 : tensor<i32>, tensor<4xf32>
+    }
+  return %b#1 : tensor<4xf32>
+}

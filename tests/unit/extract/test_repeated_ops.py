@@ -25,7 +25,7 @@ def repeats(function: Callable[..., Any], arguments: int = 2) -> list[tuple[str,
     exported = jax.export.export(jax.jit(function))(*[WIDTH] * arguments)
     with make_context() as context, ir.Location.unknown():
         module = load_module(bytes(exported.mlir_module_serialized), context)
-        run_pipeline(module, "builtin.module(shardopt-import)")
+        run_pipeline(module, "builtin.module(shardopt-import{unroll=true})")
         [main] = functions(module)
         originals = repeated_ops(body_of(main.regions[0].blocks[0]))
         return [(_name(op), _name(original)) for op, original in originals.items()]
@@ -39,6 +39,20 @@ def test_checkpoint_repeats_the_forward_and_not_the_backward() -> None:
     block = jax.checkpoint(lambda w, x: jnp.sin(jnp.tanh(x @ w)))
     pairs = repeats(jax.grad(lambda w, x: jnp.sum(block(w, x) ** 2)))
     assert pairs == [("dot_general", "dot_general"), ("tanh", "tanh")]
+
+
+@pytest.mark.parametrize("prevent_cse", [True, False])
+def test_a_scan_over_checkpointed_blocks_repeats_the_forward_of_each(prevent_cse: bool) -> None:
+    block = jax.checkpoint(lambda x, w: (jnp.sin(jnp.tanh(x @ w)), None), prevent_cse=prevent_cse)
+    scanned = lambda w, x: jax.lax.scan(block, x, jnp.stack([w, w + 1]))[0]  # noqa: E731
+    pairs = repeats(jax.grad(lambda w, x: jnp.sum(scanned(w, x) ** 2)))
+    assert sorted(pairs) == [("dot_general", "dot_general")] * 2 + [("tanh", "tanh")] * 2
+
+
+def test_a_plain_scan_repeats_nothing() -> None:
+    block = lambda x, w: (jnp.sin(jnp.tanh(x @ w)), None)  # noqa: E731
+    scanned = lambda w, x: jax.lax.scan(block, x, jnp.stack([w, w + 1]))[0]  # noqa: E731
+    assert repeats(jax.grad(lambda w, x: jnp.sum(scanned(w, x) ** 2))) == []
 
 
 def test_regions_are_compared() -> None:
