@@ -60,16 +60,16 @@ def random_problem(layers: int, microbatches: int, memory: float, groups: int = 
     )
     seconds = span / devices**0.8 * slower * older * noise
     return StageProblem(
-        layers,
-        configs,
-        (64 // groups,) * groups,
-        microbatches,
-        seconds,
-        seconds / 3,
-        span / devices,
-        0.2 * span / devices * kept,
-        (memory,) * groups,
-        np.full((2, layers + 1), 0.02),
+        num_layers=layers,
+        configs=configs,
+        num_devices=(64 // groups,) * groups,
+        num_microbatches=microbatches,
+        seconds=seconds,
+        forward_seconds=seconds / 3,
+        fixed_bytes=span / devices,
+        activation_bytes=0.2 * span / devices * kept,
+        memory_bytes=(memory,) * groups,
+        transfer_seconds=np.full((2, layers + 1), 0.02),
     )
 
 

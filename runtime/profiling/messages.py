@@ -69,9 +69,25 @@ def _ping_pong(count: int, devices: int, rounds: int) -> Program:
         routes,
         (
             MeshProgram(
-                a, (spec,) * (rounds + 1), ((0, 0),), (), tuple(on_a), ((0, rounds),), (), ()
+                mesh=a,
+                buffers=(spec,) * (rounds + 1),
+                arguments=((0, 0),),
+                indices=(),
+                instructions=tuple(on_a),
+                results=((0, rounds),),
+                feedback=(),
+                functions=(),
             ),
-            MeshProgram(b, (spec,) * rounds, (), (), tuple(on_b), (), (), ()),
+            MeshProgram(
+                mesh=b,
+                buffers=(spec,) * rounds,
+                arguments=(),
+                indices=(),
+                instructions=tuple(on_b),
+                results=(),
+                feedback=(),
+                functions=(),
+            ),
         ),
     )
 

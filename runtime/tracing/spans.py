@@ -104,18 +104,18 @@ def _span(
     bytes_ = bytes_ or _received(program, each)
     start, arrived, end = ((moment - zero) * 1e-9 for moment in (began, ready, ended))
     return Span(
-        worker,
-        step,
-        position,
-        _row(what, each, apart),
-        "end of step" if each is None else brief_instruction(each),
-        start,
-        arrived,
-        end,
-        bytes_,
-        peer,
-        each.tag if isinstance(each, Send | Recv) else None,
-        task_of(each.label) if isinstance(each, Run) and what == EXECUTE else None,
+        worker=worker,
+        step=step,
+        position=position,
+        row=_row(what, each, apart),
+        text="end of step" if each is None else brief_instruction(each),
+        start_seconds=start,
+        ready_seconds=arrived,
+        end_seconds=end,
+        bytes=bytes_,
+        peer=peer,
+        tag=each.tag if isinstance(each, Send | Recv) else None,
+        task=task_of(each.label) if isinstance(each, Run) and what == EXECUTE else None,
     )
 
 

@@ -303,20 +303,20 @@ class GraphReader:
             self.handles.append(op)
             self.ops.append(
                 Op(
-                    MARKER if is_marker(op) else op.name.removeprefix("stablehlo."),
-                    (*operands, *captured),
-                    results,
-                    rule,
-                    read_reducer(op),
-                    work.flops,
-                    group,
-                    repeat * self.trips,
-                    self.block,
-                    self.trips,
-                    is_zero(op),
-                    read_windows(op, rule),
-                    work.transcendentals,
-                    self._waits([*op.operands, *free]),
+                    name=MARKER if is_marker(op) else op.name.removeprefix("stablehlo."),
+                    operands=(*operands, *captured),
+                    results=results,
+                    rule=rule,
+                    reducer=read_reducer(op),
+                    flops=work.flops,
+                    group=group,
+                    repeat=repeat * self.trips,
+                    block=self.block,
+                    trips=self.trips,
+                    zero=is_zero(op),
+                    windows=read_windows(op, rule),
+                    transcendentals=work.transcendentals,
+                    waits=self._waits([*op.operands, *free]),
                 )
             )
 

@@ -88,11 +88,13 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     cluster = (
         read_cluster(program.module) if CLUSTER in program.module.operation.attributes else None
     )
+    # Value -> the task that makes it, seconds of the transfers since, and the NICs that these use.
     made_by: dict[ir.Value, tuple[StageTask, float, frozenset[int]]] = {}
     seconds: dict[StageTask, float] = {}
+    # Bytes between the two tasks, seconds of the longest way, NICs of all ways.
     edges: dict[tuple[StageTask, StageTask], tuple[int, float, frozenset[int]]] = {}
     kept: dict[StageTask, int] = {}
-    stays: dict[ir.Value, None] = {}
+    counted: set[ir.Value] = set()
     for op in program.body_ops:
         if op.name == "mpmd.transfer":
             if op.operands[0] in made_by:
@@ -116,8 +118,10 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
             )
             # Each value of a message has the seconds of all of it: they count once.
             edges[source, task] = (size + moved, max(longest, delay), used | nics)
-            if source.stage == task.stage and value not in stays:
-                stays[value] = None
+            # What the backward of a stage reads of its forward is held in between, once for all
+            # readers.
+            if source.stage == task.stage and value not in counted:
+                counted.add(value)
                 kept[source] = kept.get(source, 0) + local_bytes(value.type, by_name)
         made_by.update((result, (task, 0.0, frozenset[int]())) for result in op.results)
     num_stages = max((task.stage for task in seconds), default=0) + 1
@@ -128,20 +132,22 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     )
     held = step_bytes(program, by_name)
     return PipelineGraph(
-        graph,
-        seconds,
-        tuple(delay for _, delay, _ in edges.values()),
-        kept,
-        held.in_loop,
-        num_stages,
-        tuple(
+        graph=graph,
+        task_seconds=seconds,
+        transfer_seconds=tuple(delay for _, delay, _ in edges.values()),
+        activation_bytes=kept,
+        fixed_bytes=held.in_loop,
+        num_stages=num_stages,
+        stage_to_mesh=tuple(
             numbers[homes[stage]] if stage in homes else min(stage, len(meshes) - 1)
             for stage in range(num_stages)
         ),
-        tuple(tuple(sorted(nics)) for _, _, nics in edges.values()),
-        sharing_of(cluster, [mesh.devices for mesh in meshes]) if cluster is not None else None,
-        live_values(program, by_name, task_of),
-        held.outside_loop,
+        edge_links=tuple(tuple(sorted(nics)) for _, _, nics in edges.values()),
+        sharing=sharing_of(cluster, [mesh.devices for mesh in meshes])
+        if cluster is not None
+        else None,
+        live=live_values(program, by_name, task_of),
+        outside_bytes=held.outside_loop,
     )
 
 

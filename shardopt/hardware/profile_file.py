@@ -141,13 +141,13 @@ def _measurement(row: Any, path: str) -> Measurement:
     ]
     try:
         return Measurement(
-            row["kind"],
-            columns[0],
-            columns[1],
-            str(row.get("dtype", "")),
-            _count(row.get("devices", 1), f"{path}.devices"),
-            row.get("placement", INTRA_HOST),
-            columns[2],
+            kind=row["kind"],
+            sizes=columns[0],
+            seconds=columns[1],
+            dtype=str(row.get("dtype", "")),
+            devices=_count(row.get("devices", 1), f"{path}.devices"),
+            placement=row.get("placement", INTRA_HOST),
+            spread=columns[2],
         )
     except ValueError as error:
         raise ValueError(f"field '{path}': {error}") from None

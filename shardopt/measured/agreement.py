@@ -50,14 +50,14 @@ def agreement(group: str, pairings: Sequence[Pairing]) -> Agreement:
     errors = [abs(pairing.error) for pairing in pairings]
     ranked = [ranking for ranking in by_ranking(pairings) if len(ranking) >= LEAST_RANKED]
     return Agreement(
-        group,
-        len(pairings),
-        median(errors),
-        fmean(errors),
-        exp(fmean(log(p.predicted / p.measured) for p in pairings)) - 1,
-        len(ranked),
-        median(map(rank_correlation, ranked)) if ranked else None,
-        max(map(regret, ranked)) if ranked else None,
+        group=group,
+        rows=len(pairings),
+        median_error=median(errors),
+        mean_error=fmean(errors),
+        bias=exp(fmean(log(p.predicted / p.measured) for p in pairings)) - 1,
+        rankings=len(ranked),
+        rank_correlation=median(map(rank_correlation, ranked)) if ranked else None,
+        regret=max(map(regret, ranked)) if ranked else None,
     )
 
 

@@ -99,15 +99,15 @@ def _short(
         batch=microbatches * layout.replicas * layout.microbatch,
     )
     return ShortCase(
-        spec,
-        case.dtype,
-        Computing(case.float8, recomputation.within),
-        case.machine,
-        stages,
-        layout.shape,
-        layout.intra_op,
-        "layer" if recomputation.layers else "none",
-        microbatches,
+        spec=spec,
+        dtype=case.dtype,
+        how=Computing(case.float8, recomputation.within),
+        machine=case.machine,
+        stages=stages,
+        shape=layout.shape,
+        intra_op=layout.intra_op,
+        recompute="layer" if recomputation.layers else "none",
+        microbatches=microbatches,
     )
 
 

@@ -31,7 +31,16 @@ def spec_of(row: Row) -> Spec:
         if row.ffn is None:
             raise InexpressibleRow("states no ffn")
         kv_heads = row.kv_heads or heads
-        return LlamaSpec(hidden, layers, heads, kv_heads, row.ffn, seq, vocab, row.gbs)
+        return LlamaSpec(
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            ffn=row.ffn,
+            sequence=seq,
+            vocab=vocab,
+            batch=row.gbs,
+        )
     width = (row.ffn or 4 * hidden) // hidden
     if width * hidden != (row.ffn or 4 * hidden):
         raise InexpressibleRow(f"ffn {row.ffn} is no multiple of the hidden size {hidden}")
@@ -39,10 +48,29 @@ def spec_of(row: Row) -> Spec:
         if row.experts is None:
             raise InexpressibleRow("states no experts")
         # GShard routes the tokens of one sequence together where nothing else is said.
-        return MoeSpec(hidden, layers, row.experts, heads, seq, vocab, row.gbs, seq, width)
+        return MoeSpec(
+            hidden=hidden,
+            layers=layers,
+            experts=row.experts,
+            heads=heads,
+            sequence=seq,
+            vocab=vocab,
+            batch=row.gbs,
+            group=seq,
+            width=width,
+        )
     if "gpt" not in arch:
         raise InexpressibleRow(f"family '{row.arch}' is none of gpt, llama, moe and wresnet")
-    return GptSpec(hidden, layers, heads, seq, vocab, row.gbs, "tied" in arch, width)
+    return GptSpec(
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        sequence=seq,
+        vocab=vocab,
+        batch=row.gbs,
+        tied="tied" in arch,
+        width=width,
+    )
 
 
 def _resnet(row: Row, batch: int) -> ResnetSpec:

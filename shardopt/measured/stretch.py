@@ -103,14 +103,14 @@ class _Template:
             for name in ("fixed_bytes", "outside_bytes")
         )
         return PipelineGraph(
-            graph,
-            seconds,
-            tuple(edges.values()),
-            {},
-            fixed,
-            shape.stages,
-            tuple(stage % shape.meshes for stage in range(shape.stages)),
-            tuple(shape.links(edge) for edge in edges),
+            graph=graph,
+            task_seconds=seconds,
+            transfer_seconds=tuple(edges.values()),
+            activation_bytes={},
+            fixed_bytes=fixed,
+            num_stages=shape.stages,
+            stage_to_mesh=tuple(stage % shape.meshes for stage in range(shape.stages)),
+            edge_links=tuple(shape.links(edge) for edge in edges),
             live=tuple(self._live()),
             outside_bytes=outside,
         )

@@ -161,20 +161,20 @@ def _row(
         if in_body:
             layers.update((layer, None) for layer in _origins(op) if layer.startswith("layer_"))
     return StageRow(
-        stage,
-        tuple(layers),
-        mesh.name,
-        mesh.shape,
-        mesh.devices,
-        seconds["fwd"],
-        sum(seconds[kind] for kind in BODY_KINDS if kind != "fwd"),
-        seconds[_OUTSIDE],
-        peak_bytes,
-        cluster.group_of(mesh).device.memory_bytes,
-        total(collectives),
-        sum(item.bytes for item in collectives),
-        sent,
-        modes[stage] if modes else "none",
+        stage=stage,
+        layers=tuple(layers),
+        mesh=mesh.name,
+        logical_shape=mesh.shape,
+        devices=mesh.devices,
+        forward_seconds=seconds["fwd"],
+        backward_seconds=sum(seconds[kind] for kind in BODY_KINDS if kind != "fwd"),
+        outside_seconds=seconds[_OUTSIDE],
+        peak_bytes=peak_bytes,
+        memory_bytes=cluster.group_of(mesh).device.memory_bytes,
+        collectives=total(collectives),
+        collective_bytes=sum(item.bytes for item in collectives),
+        sent_bytes=sent,
+        recompute=modes[stage] if modes else "none",
     )
 
 

@@ -93,7 +93,14 @@ def test_a_stage_of_two_costs_what_it_recomputes(recompute: str) -> None:
     recomputing = tuple(replace(config, recompute=recompute) for config in singles)
     stage_costs = LazyStageCosts(
         CandidateProblem(
-            step, step.num_layers, where, recomputing, MICROBATCHES, 2, (), input_kinds
+            step=step,
+            num_layers=step.num_layers,
+            cluster=where,
+            configs=recomputing,
+            num_microbatches=MICROBATCHES,
+            num_stages=2,
+            memory_limit_bytes=(),
+            input_kinds=input_kinds,
         )
     )
     plan = stage_costs.best(

@@ -121,8 +121,26 @@ def test_every_plan_of_a_transfer_moves_the_value(world: World, strategy: str, t
     if route.completion is not None:
         on_b.append(route.completion(1, 0, 0))
     parts = (
-        MeshProgram(a, (source,), ((0, 0),), (), (Send(0, (0,), "b", (0,)),), (), (), ()),
-        MeshProgram(b, (goal,), (), (), tuple(on_b), ((0, 0),), (), ()),
+        MeshProgram(
+            mesh=a,
+            buffers=(source,),
+            arguments=((0, 0),),
+            indices=(),
+            instructions=(Send(0, (0,), "b", (0,)),),
+            results=(),
+            feedback=(),
+            functions=(),
+        ),
+        MeshProgram(
+            mesh=b,
+            buffers=(goal,),
+            arguments=(),
+            indices=(),
+            instructions=tuple(on_b),
+            results=((0, 0),),
+            feedback=(),
+            functions=(),
+        ),
     )
     argument = Argument("x", MeshValue("a", source), None)
     result = Result("y", MeshValue("b", goal))

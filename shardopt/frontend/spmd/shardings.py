@@ -154,13 +154,13 @@ def shardings(
     positional, by_name = jax.tree.unflatten(sharded.in_tree, inputs)
     outputs = [_on(mesh, named) for named in sharded._out_named_shardings]
     return Shardings(
-        mesh,
-        positional,
-        by_name,
-        jax.tree.unflatten(sharded.out_tree, outputs),
-        sharded,
-        static,
-        static_values,
+        mesh=mesh,
+        in_shardings=positional,
+        kwarg_shardings=by_name,
+        out_shardings=jax.tree.unflatten(sharded.out_tree, outputs),
+        exported=sharded,
+        _static=static,
+        _static_values=static_values,
     )
 
 

@@ -94,7 +94,15 @@ class NnxCall:
         graph, state = nnx.split(modules)
         plain = [None if k in places else arg for k, arg in enumerate(args)]
         plain[places[0]] = nnx.to_pure_dict(state)
-        return NnxCall(nnx, fun, modules, tuple(plain), dict(kwargs), tuple(places), graph)
+        return NnxCall(
+            nnx=nnx,
+            fun=fun,
+            modules=modules,
+            args=tuple(plain),
+            kwargs=dict(kwargs),
+            places=tuple(places),
+            graph=graph,
+        )
 
     @property
     def key(self) -> Hashable:

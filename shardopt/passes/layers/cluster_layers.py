@@ -163,16 +163,16 @@ def _extract_body(program: Program, options: ClusterLayers) -> tuple[_BodyReader
     starts = first_ops(reader.handles, planned.starts) if planned else ()
     behind = behind_barriers(program.body_ops)
     return reader, LayerProblem(
-        graph,
-        gradients,
-        accumulators,
-        free,
-        count,
-        least,
-        options.delta,
-        options.method,
-        starts,
-        frozenset(number for number, op in enumerate(reader.handles) if op in behind),
+        graph=graph,
+        weight_of=gradients,
+        accumulators=accumulators,
+        free_inputs=free,
+        num_layers=count,
+        least_layers=least,
+        delta=options.delta,
+        method=options.method,
+        starts=starts,
+        behind=frozenset(number for number, op in enumerate(reader.handles) if op in behind),
     )
 
 

@@ -140,16 +140,16 @@ class StageChooser:
                 "other options allow"
             )
         return CandidateProblem(
-            step,
-            step.num_layers,
-            cluster,
-            configs,
-            program.num_microbatches,
-            len(self.file_stages) or request.num_stages,
-            tuple(None if limit is None else limit // each for limit in limits),
-            input_kinds,
-            candidate_filter(self.file_stages, cluster),
-            each,
+            step=step,
+            num_layers=step.num_layers,
+            cluster=cluster,
+            configs=configs,
+            num_microbatches=program.num_microbatches,
+            num_stages=len(self.file_stages) or request.num_stages,
+            memory_limit_bytes=tuple(None if limit is None else limit // each for limit in limits),
+            input_kinds=input_kinds,
+            allowed=candidate_filter(self.file_stages, cluster),
+            stages_per_mesh=each,
         )
 
     def _solve(

@@ -92,14 +92,14 @@ class _StepReader:
         # An argument that comes back as it is needs no tie.
         tied = tuple((a, b) for a, b in tied if a != b)
         return StepGraph(
-            reader.graph(returned),
-            tuple(self.layers),
-            (begin, stop),
-            carried,
-            tied,
-            owner,
-            frozenset(self.literals),
-            self._repeated(),
+            graph=reader.graph(returned),
+            op_layer=tuple(self.layers),
+            loop=(begin, stop),
+            carried=carried,
+            tied=tied,
+            owner=owner,
+            literals=frozenset(self.literals),
+            repeated=self._repeated(),
         )
 
     def _repeated(self) -> dict[int, int]:

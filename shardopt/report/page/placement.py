@@ -77,14 +77,14 @@ def _placement(argument: Argument, mesh: Mesh) -> ArgumentPlacement:
     spec = argument.value.spec
     itemsize = numpy_dtype(spec.dtype).itemsize
     return ArgumentPlacement(
-        argument.name,
-        "x".join([*map(str, spec.shape), spec.dtype]),
-        mesh.name,
-        str(spec.sharding),
-        argument.alias is not None,
-        prod(spec.shape) * itemsize,
-        prod(spec.sharding.local_shape(mesh, spec.shape)) * itemsize,
-        tiles_of(spec.sharding, mesh),
+        name=argument.name,
+        type="x".join([*map(str, spec.shape), spec.dtype]),
+        mesh=mesh.name,
+        sharding=str(spec.sharding),
+        is_state=argument.alias is not None,
+        bytes=prod(spec.shape) * itemsize,
+        device_bytes=prod(spec.sharding.local_shape(mesh, spec.shape)) * itemsize,
+        tiles=tiles_of(spec.sharding, mesh),
     )
 
 

@@ -187,17 +187,17 @@ class _Reader:
         dims = [dim for tensor in step.results for dim in self._dims(tensor, family)]
         states = [step.results[k] for k in step.replaced.values()]
         return Family(
-            tuple(rows for rows in inputs if rows.number not in step.ignored),
-            tuple(self._carried(members, family)),
-            min(self._extent(rows) for rows in members),
-            share,
-            bool(flow.mixed & family),
-            bool(flow.looked_up & family),
-            bool(flow.parted & family),
-            len(self._fates(states or step.results, family)) < 2,
-            self._has_whole_trees(inputs),
-            bool(dims) and self._fates(step.results, family) == {True},
-            bool(dims) and not any(dims),
+            inputs=tuple(rows for rows in inputs if rows.number not in step.ignored),
+            state=tuple(self._carried(members, family)),
+            extent=min(self._extent(rows) for rows in members),
+            share=share,
+            mixed=bool(flow.mixed & family),
+            looked_up=bool(flow.looked_up & family),
+            parted=bool(flow.parted & family),
+            agreed=len(self._fates(states or step.results, family)) < 2,
+            whole_trees=self._has_whole_trees(inputs),
+            kept=bool(dims) and self._fates(step.results, family) == {True},
+            leads_results=bool(dims) and not any(dims),
         )
 
     def _extent(self, rows: Rows) -> int:

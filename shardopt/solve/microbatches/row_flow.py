@@ -70,14 +70,14 @@ def follow_rows(graph: OpGraph, inputs: Sequence[int]) -> RowFlow:
     for op in graph.ops:
         walk.visit(op)
     return RowFlow(
-        rows,
-        tuple(walk.kept),
-        tuple(walk.summed),
-        walk.mixed,
-        walk.looked_up,
-        walk.parted,
-        frozenset(walk.met),
-        dict(walk.flops),
+        rows=rows,
+        kept=tuple(walk.kept),
+        summed=tuple(walk.summed),
+        mixed=walk.mixed,
+        looked_up=walk.looked_up,
+        parted=walk.parted,
+        met=frozenset(walk.met),
+        flops=dict(walk.flops),
     )
 
 

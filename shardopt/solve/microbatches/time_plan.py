@@ -271,13 +271,13 @@ class _Placement:
         # Program order, and of an op that runs at two sizes the full one first.
         order = sorted(self.body, key=lambda key: (key[0], key[1] is not None, str(key[1])))
         return TimePlan(
-            self.axis.batch.num_microbatches,
-            tuple(k for k, place in enumerate(self.places) if place is Place.PROLOGUE),
-            tuple(self._body_op(index, cut) for index, cut in order),
-            tuple(k for k, place in enumerate(self.places) if place is Place.EPILOGUE),
-            tuple(sorted(self.captures)),
-            tuple(sorted(self.slices, key=lambda view: (view.tensor, str(view.split)))),
-            tuple(self.accumulators[t] for t in sorted(self.accumulators)),
+            num_microbatches=self.axis.batch.num_microbatches,
+            prologue=tuple(k for k, place in enumerate(self.places) if place is Place.PROLOGUE),
+            body=tuple(self._body_op(index, cut) for index, cut in order),
+            epilogue=tuple(k for k, place in enumerate(self.places) if place is Place.EPILOGUE),
+            captures=tuple(sorted(self.captures)),
+            slices=tuple(sorted(self.slices, key=lambda view: (view.tensor, str(view.split)))),
+            accumulators=tuple(self.accumulators[t] for t in sorted(self.accumulators)),
         )
 
     def _body_op(self, index: int, cut: Cut | None) -> BodyOp:

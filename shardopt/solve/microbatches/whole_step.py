@@ -55,7 +55,15 @@ def plan_single(graph: OpGraph) -> TimePlan:
     accumulators = tuple(
         Accumulator(View(t)) for t in made if t in read_after and t not in epilogue_results
     )
-    return TimePlan(1, (), ops, epilogue, captures, (), accumulators)
+    return TimePlan(
+        num_microbatches=1,
+        prologue=(),
+        body=ops,
+        epilogue=epilogue,
+        captures=captures,
+        slices=(),
+        accumulators=accumulators,
+    )
 
 
 def _roots(graph: OpGraph) -> Iterator[int]:

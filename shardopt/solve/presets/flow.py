@@ -72,16 +72,18 @@ def follow_batch(graph: OpGraph, input_kinds: InputKinds, preset: str) -> BatchF
         k for k, op in enumerate(graph.ops) if op.results and not any(feeds[r] for r in op.results)
     ]
     return BatchFlow(
-        seeds,
-        min(graph.tensors[tensor].shape[dim] for tensor, dim in seeds.items()),
-        tuple(dims),
-        tuple(factors),
-        tuple(depends),
-        frozenset(weights),
-        frozenset(slots),
-        frozenset(k for k in late if sums_over_batch(graph.ops[k], factors[k])),
-        frozenset(k for k in late if factors[k] is None and depends[graph.ops[k].results[0]]),
-        {
+        seeds=seeds,
+        extent=min(graph.tensors[tensor].shape[dim] for tensor, dim in seeds.items()),
+        dims=tuple(dims),
+        factors=tuple(factors),
+        depends=tuple(depends),
+        weights=frozenset(weights),
+        slots=frozenset(slots),
+        gradients=frozenset(k for k in late if sums_over_batch(graph.ops[k], factors[k])),
+        update=frozenset(
+            k for k in late if factors[k] is None and depends[graph.ops[k].results[0]]
+        ),
+        slots_of={
             weight: _read_alike(graph, after, slots)
             for weight, after in input_kinds.tied
             if weight in weights

@@ -165,14 +165,14 @@ def _pipeline(args: argparse.Namespace) -> EvenPipeline:
     except ValueError as error:
         raise UserError(f"--activations: {error}") from error
     pipeline = EvenPipeline(
-        args.meshes,
-        args.microbatches,
-        args.chunks,
-        args.forward,
-        args.backward,
-        args.send,
-        activations,
-        args.weight_share,
+        num_meshes=args.meshes,
+        num_microbatches=args.microbatches,
+        chunks=args.chunks,
+        forward_seconds=args.forward,
+        backward_seconds=args.backward,
+        transfer_seconds=args.send,
+        activation_bytes=activations,
+        weight_share=args.weight_share,
         overlap=args.overlap,
     )
     return (

@@ -39,7 +39,16 @@ def test_a_row_states_a_plan(gpt: Row) -> None:
 
 def test_families(gpt: Row) -> None:
     llama = replace(gpt, arch="llama2-70b", kv_heads=8, ffn=28672)
-    assert case_of(llama).spec == LlamaSpec(12288, 96, 96, 8, 28672, 2048, 51200, 64)
+    assert case_of(llama).spec == LlamaSpec(
+        hidden=12288,
+        layers=96,
+        heads=96,
+        kv_heads=8,
+        ffn=28672,
+        sequence=2048,
+        vocab=51200,
+        batch=64,
+    )
     gpt = replace(gpt, schedule="1f1b")
     moe = replace(gpt, arch="moe", experts=16, dp=64, tp=1, pp=1, vpp=1)
     assert isinstance(case_of(moe).spec, MoeSpec)

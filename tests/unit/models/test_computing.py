@@ -63,7 +63,19 @@ LONG = GptSpec(1024, 3, 32, sequence=4096, vocab=1024, batch=2)
 
 def _planned(spec: GptSpec, how: Computing) -> ShortPlan:
     machine = load_cluster("h100-sxm").groups[0]
-    return short_plan(ShortCase(spec, "bf16", how, machine, 1, (1, 1), "replicate", "none", 2))
+    return short_plan(
+        ShortCase(
+            spec=spec,
+            dtype="bf16",
+            how=how,
+            machine=machine,
+            stages=1,
+            shape=(1, 1),
+            intra_op="replicate",
+            recompute="none",
+            microbatches=2,
+        )
+    )
 
 
 def _seconds(plan: ShortPlan) -> float:

@@ -50,7 +50,17 @@ def test_a_loop_counts_its_trips() -> None:
 def test_meetings_are_those_that_counting_finds(
     source: int, size: int, stride: int, low: int, spacing: int, dilation: int
 ) -> None:
-    window = Window(0, 0, source, 7, size, stride, low, spacing, dilation)
+    window = Window(
+        factor=0,
+        dim=0,
+        source=source,
+        target=7,
+        size=size,
+        stride=stride,
+        low=low,
+        spacing=spacing,
+        dilation=dilation,
+    )
     elements = {element * spacing for element in range(source)}
     places = [o * stride - low + k * dilation for o in range(7) for k in range(size)]
     assert meetings(window) == sum(place in elements for place in places)

@@ -202,7 +202,16 @@ def test_hosts_of_a_mesh_have_the_devices_of_a_machine_each() -> None:
     )
     (alone,) = hosts_of_mesh(mesh, ())
     assert (alone.name, alone.shards) == ("m", (0, 1, 2, 3))
-    part = MeshProgram(mesh, (), (), (), (), (), (), ())
+    part = MeshProgram(
+        mesh=mesh,
+        buffers=(),
+        arguments=(),
+        indices=(),
+        instructions=(),
+        results=(),
+        feedback=(),
+        functions=(),
+    )
     program = Program((), (), (), (part,), ((0, 1, 2, 5),))
     assert [host.name for host in hosts_of(program)["m"]] == ["m"]
     assert [host.shards for host in hosts_of(program, 2)["m"]] == [(0, 2), (1,), (3,)]

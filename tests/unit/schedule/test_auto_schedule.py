@@ -47,7 +47,15 @@ def workload(
     homes = tuple(stage % (meshes or stages) for stage in range(stages))
     kept = {StageTask(F, stage): 10 for stage in range(stages)}
     memory = None if in_flight is None else (10 * in_flight,) * (meshes or stages)
-    return Workload(graph, homes, microbatches, seconds, transfers, kept, memory)
+    return Workload(
+        graph=graph,
+        stage_to_mesh=homes,
+        num_microbatches=microbatches,
+        task_seconds=seconds,
+        transfer_seconds=transfers,
+        activation_bytes=kept,
+        memory_bytes=memory,
+    )
 
 
 def every_schedule(work: Workload) -> Iterator[Schedule]:

@@ -117,7 +117,15 @@ def presolve(
             if len(graph.log) == removed or graph.late:
                 break
     except Infeasible as error:
-        return Presolved(None, (), np.inf, (), problem.num_nodes, smallest_peak, str(error))
+        return Presolved(
+            problem=None,
+            nodes=(),
+            constant=np.inf,
+            log=(),
+            num_nodes=problem.num_nodes,
+            smallest_peak=smallest_peak,
+            reason=str(error),
+        )
     finally:
         if store is not None:
             store.end()

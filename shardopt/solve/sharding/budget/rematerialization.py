@@ -218,12 +218,12 @@ def recipe(problem: IntraOpProblem, candidate: Candidate, target: Sharding) -> R
 def rematerialized(candidate: Candidate, chosen: Recipe) -> Rematerialized:
     """The decision for a plan."""
     return Rematerialized(
-        candidate.tensor,
-        candidate.chain,
-        chosen.strategies,
-        candidate.readers,
-        candidate.gap,
-        candidate.extended,
-        chosen.scratch_bytes,
-        chosen.seconds,
+        tensor=candidate.tensor,
+        chain=candidate.chain,
+        strategies=chosen.strategies,
+        readers=candidate.readers,
+        gap=candidate.gap,
+        extended=candidate.extended,
+        scratch_bytes=chosen.scratch_bytes,
+        seconds=chosen.seconds,
     )

@@ -435,16 +435,16 @@ class _Builder:
         usages = None if limit is None else self._usages(lives)
         problem = Problem(tuple(self.costs), tuple(self.edges), usages, limit, len(self.ops))
         return IntraOpProblem(
-            self.tables,
-            self.ops,
-            tuple(self.inputs),
-            self.columns,
-            self.cheap_to_clone,
-            lives,
-            problem,
-            self.node_of,
-            order,
-            self.aliases,
+            tables=self.tables,
+            ops=self.ops,
+            inputs=tuple(self.inputs),
+            columns=self.columns,
+            cheap_to_clone=self.cheap_to_clone,
+            lifetimes=lives,
+            problem=problem,
+            node_of=self.node_of,
+            order=order,
+            aliases=self.aliases,
         )
 
     def _usages(self, lives: Sequence[Lifetime]) -> tuple[tuple[Usage, ...], ...]:

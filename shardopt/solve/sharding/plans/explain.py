@@ -91,14 +91,14 @@ def explain(
         compute, communication = _seconds(problem, node, strategy)
         alternatives.append(
             Alternative(
-                strategy,
-                _text(problem, node, strategy),
-                strategy == chosen,
-                compute,
-                communication,
-                float(alone[strategy]),
-                replanned,
-                change,
+                number=strategy,
+                text=_text(problem, node, strategy),
+                chosen=strategy == chosen,
+                compute_seconds=compute,
+                communication_seconds=communication,
+                alone=float(alone[strategy]),
+                replanned=replanned,
+                collectives=change,
             )
         )
     return Explanation(describe(problem, node), solution.objective, tuple(alternatives))

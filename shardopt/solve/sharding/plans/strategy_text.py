@@ -105,17 +105,17 @@ def record(
         tuple(texts.text(numbers[op], plan.strategies[op]) for op in range(len(plan.graph.ops))),
         tuple(
             PlannedRemat(
-                remat.tensor,
-                remat.chain,
-                tuple(
+                tensor=remat.tensor,
+                chain=remat.chain,
+                strategies=tuple(
                     texts.text(numbers[op], s)
                     for op, s in zip(remat.chain, remat.strategies, strict=True)
                 ),
-                remat.readers,
-                remat.gap,
-                remat.extended,
-                remat.scratch_bytes,
-                remat.seconds,
+                readers=remat.readers,
+                gap=remat.gap,
+                extended=remat.extended,
+                scratch_bytes=remat.scratch_bytes,
+                seconds=remat.seconds,
             )
             for remat in plan.rematerialized
         ),
@@ -236,12 +236,12 @@ def _rematerialized(
         for op, text in zip(row.chain, row.strategies, strict=True)
     )
     return Rematerialized(
-        row.tensor,
-        row.chain,
-        strategies,
-        row.readers,
-        row.gap,
-        row.extended,
-        row.scratch_bytes,
-        row.seconds,
+        tensor=row.tensor,
+        chain=row.chain,
+        strategies=strategies,
+        readers=row.readers,
+        gap=row.gap,
+        extended=row.extended,
+        scratch_bytes=row.scratch_bytes,
+        seconds=row.seconds,
     )

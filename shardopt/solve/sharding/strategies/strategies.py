@@ -63,7 +63,15 @@ class Strategy:
 def marker_strategy(sharding: Sharding) -> Strategy:
     """An operation that hands its operand on in one given sharding: what is before it is resharded,
     at a cost of its own."""
-    return Strategy((sharding,), (sharding,), (sharding,), (), (), 0.0, 0.0)
+    return Strategy(
+        operands=(sharding,),
+        results=(sharding,),
+        unscattered=(sharding,),
+        reduced=(),
+        collectives=(),
+        compute_seconds=0.0,
+        communication_seconds=0.0,
+    )
 
 
 def op_strategies(
@@ -166,13 +174,13 @@ class _StrategyCosts:
                 unscattered = (Sharding(layout.made[0].dims, layout.reduced),)
             steps = (*borders, *collectives)
             yield Strategy(
-                layout.operands,
-                final,
-                unscattered,
-                layout.reduced,
-                steps,
-                seconds,
-                links.seconds(steps),
+                operands=layout.operands,
+                results=final,
+                unscattered=unscattered,
+                reduced=layout.reduced,
+                collectives=steps,
+                compute_seconds=seconds,
+                communication_seconds=links.seconds(steps),
             )
 
     def _borders(self, layout: SplitLayout) -> tuple[Step, ...]:
@@ -222,13 +230,13 @@ class _StrategyCosts:
         dtype = self._dtype
         kernels = kernels_of(self.op.name, count, len(self.results), self.accesses)
         return compute_seconds(
-            self.device,
-            self.op.name,
-            work,
-            alone,
-            moved,
-            dtype,
-            kernels,
+            device=self.device,
+            name=self.op.name,
+            flops=work,
+            alone_bytes=alone,
+            kernel_bytes=moved,
+            dtype=dtype,
+            kernels=kernels,
             batched=self._is_batched,
             product=product,
         )

@@ -85,20 +85,20 @@ class CostArrays:
         problem = self.problem
         limits = problem.memory_limit_bytes or (None,) * len(problem.cluster.groups)
         return StageProblem(
-            problem.num_layers,
-            problem.configs,
-            tuple(group.num_devices for group in problem.cluster.groups),
-            problem.num_microbatches,
-            self.seconds.copy(),
-            self.forward_seconds.copy(),
-            self.fixed_bytes.copy(),
-            self.activation_bytes.copy(),
-            tuple(np.inf if limit is None else float(limit) for limit in limits),
-            self._cut_seconds,
-            in_flight_of,
-            problem.stages_per_mesh,
-            self.outside_bytes.copy(),
-            self.least_bytes,
+            num_layers=problem.num_layers,
+            configs=problem.configs,
+            num_devices=tuple(group.num_devices for group in problem.cluster.groups),
+            num_microbatches=problem.num_microbatches,
+            seconds=self.seconds.copy(),
+            forward_seconds=self.forward_seconds.copy(),
+            fixed_bytes=self.fixed_bytes.copy(),
+            activation_bytes=self.activation_bytes.copy(),
+            memory_bytes=tuple(np.inf if limit is None else float(limit) for limit in limits),
+            transfer_seconds=self._cut_seconds,
+            in_flight=in_flight_of,
+            stages_per_mesh=problem.stages_per_mesh,
+            outside_bytes=self.outside_bytes.copy(),
+            least_bytes=self.least_bytes,
         )
 
     def likely_problem(self, in_flight_of: InFlight) -> StageProblem:

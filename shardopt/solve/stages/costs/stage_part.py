@@ -305,16 +305,16 @@ class _Cutter:
             tuple(self.tensors), tuple(self.ops), inputs, outputs, tuple(self.loops), carried
         )
         return StagePart(
-            graph,
-            kinds,
-            tuple(self.source_ops),
-            tuple(self.source_tensors),
-            tied,
-            self._sent(defined),
-            loop,
-            {t: at for t, at in self.arrivals.items() if t not in defined},
-            literals,
-            step.merged_kernels,
+            graph=graph,
+            kinds=kinds,
+            source_ops=tuple(self.source_ops),
+            source_tensors=tuple(self.source_tensors),
+            tied=tied,
+            sent=self._sent(defined),
+            loop=loop,
+            arrivals={t: at for t, at in self.arrivals.items() if t not in defined},
+            literals=literals,
+            merged_kernels=step.merged_kernels,
         )
 
     def _sent(self, defined: Set[int]) -> frozenset[int]:

@@ -189,5 +189,11 @@ class CostTable:
 
         states = States(level, is_open)
         return Recursion(
-            self.total, self.longest, self.candidates, states, self.sizes, answers, self.relaxed
+            total=self.total,
+            longest=self.longest,
+            candidates=self.candidates,
+            states=states,
+            sizes=self.sizes,
+            answers=answers,
+            relaxed=self.relaxed,
         )

@@ -115,18 +115,18 @@ def _solve(problem: StageProblem, num_stages: int, configs: tuple[int, ...]) -> 
 
     outside, shape = problem.outside_bytes, problem.seconds[:, :, chosen].shape
     flat = StageProblem(
-        problem.num_layers,
-        tuple(problem.configs[index] for index in chosen),
-        tuple(each * count for count in problem.num_devices),
+        num_layers=problem.num_layers,
+        configs=tuple(problem.configs[index] for index in chosen),
+        num_devices=tuple(each * count for count in problem.num_devices),
         # B' of the objective above, for which the plain stage DP has the same minima.
-        each * (each * problem.num_microbatches - 1) + 1,
-        problem.seconds[:, :, chosen],
-        problem.forward_seconds[:, :, chosen],
-        problem.fixed_bytes[:, :, chosen],
-        problem.activation_bytes[:, :, chosen],
-        problem.memory_bytes,
-        problem.transfer_seconds,
-        in_flight,
+        num_microbatches=each * (each * problem.num_microbatches - 1) + 1,
+        seconds=problem.seconds[:, :, chosen],
+        forward_seconds=problem.forward_seconds[:, :, chosen],
+        fixed_bytes=problem.fixed_bytes[:, :, chosen],
+        activation_bytes=problem.activation_bytes[:, :, chosen],
+        memory_bytes=problem.memory_bytes,
+        transfer_seconds=problem.transfer_seconds,
+        in_flight=in_flight,
         outside_bytes=None if outside is None else outside[:, :, chosen],
         # How stages of a mesh share its memory is not proven to be best.
         least_bytes=(np.zeros(shape), np.zeros(shape)),

@@ -102,15 +102,15 @@ def random_costs(
     activations = rng.integers(0, 3, shape).astype(float)
     in_flight = one_f_one_b_in_flight if rng.random() < 0.5 else gpipe_in_flight
     return StageProblem(
-        layers,
-        tuple(configs),
-        devices,
-        batches,
-        seconds,
-        0.4 * seconds,
-        fixed,
-        activations,
-        (4.0 if tight else 1e9,) * len(devices),
-        rng.uniform(0, 1, (2, layers + 1)),
-        in_flight,
+        num_layers=layers,
+        configs=tuple(configs),
+        num_devices=devices,
+        num_microbatches=batches,
+        seconds=seconds,
+        forward_seconds=0.4 * seconds,
+        fixed_bytes=fixed,
+        activation_bytes=activations,
+        memory_bytes=(4.0 if tight else 1e9,) * len(devices),
+        transfer_seconds=rng.uniform(0, 1, (2, layers + 1)),
+        in_flight=in_flight,
     )

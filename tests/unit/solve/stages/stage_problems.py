@@ -33,7 +33,15 @@ def additive(
     ) ** exponent
     zeros = np.zeros_like(seconds)
     return StageProblem(
-        len(layers), row(*sizes), (devices,), batches, seconds, zeros, zeros, zeros, (1.0,)
+        num_layers=len(layers),
+        configs=row(*sizes),
+        num_devices=(devices,),
+        num_microbatches=batches,
+        seconds=seconds,
+        forward_seconds=zeros,
+        fixed_bytes=zeros,
+        activation_bytes=zeros,
+        memory_bytes=(1.0,),
     )
 
 
@@ -124,17 +132,17 @@ def random_problem(seed: int) -> tuple[StageProblem, int | None]:
     seconds = rng.integers(1, 6, shape).astype(float) if whole else rng.uniform(0.1, 5, shape)
     seconds[rng.random(shape) < rng.choice([0.0, 0.2])] = np.inf
     problem = StageProblem(
-        layers,
-        configs,
-        devices,
-        int(rng.integers(1, 9)),
-        seconds,
-        seconds / 3,
-        rng.integers(0, 4, shape).astype(float),
-        rng.integers(0, 3, shape).astype(float),
-        tuple(float(rng.choice([3.0, 6.0, 1e9])) for _ in devices),
-        rng.uniform(0, 2, (2, layers + 1)) if rng.random() < 0.5 else None,
-        SCHEDULES[int(rng.integers(len(SCHEDULES)))],
+        num_layers=layers,
+        configs=configs,
+        num_devices=devices,
+        num_microbatches=int(rng.integers(1, 9)),
+        seconds=seconds,
+        forward_seconds=seconds / 3,
+        fixed_bytes=rng.integers(0, 4, shape).astype(float),
+        activation_bytes=rng.integers(0, 3, shape).astype(float),
+        memory_bytes=tuple(float(rng.choice([3.0, 6.0, 1e9])) for _ in devices),
+        transfer_seconds=rng.uniform(0, 2, (2, layers + 1)) if rng.random() < 0.5 else None,
+        in_flight=SCHEDULES[int(rng.integers(len(SCHEDULES)))],
     )
     forced = int(rng.integers(1, problem.most_stages + 1)) if rng.random() < 0.3 else None
     return problem, forced

@@ -43,17 +43,17 @@ def random_problem(cluster: Cluster, layers: int, batches: int, seed: int) -> St
     seconds, fixed, activations = (rng.integers(1, 9, shape).astype(float) for _ in range(3))
     seconds[rng.random(shape) < 0.2] = np.inf
     return StageProblem(
-        layers,
-        configs,
-        tuple(group.num_devices for group in cluster.groups),
-        batches,
-        seconds,
-        seconds / 3,
-        fixed,
-        activations,
-        tuple(float(rng.integers(8, 30)) for _ in cluster.groups),
-        rng.integers(0, 4, (2, layers + 1)).astype(float),
-        one_f_one_b_in_flight,
+        num_layers=layers,
+        configs=configs,
+        num_devices=tuple(group.num_devices for group in cluster.groups),
+        num_microbatches=batches,
+        seconds=seconds,
+        forward_seconds=seconds / 3,
+        fixed_bytes=fixed,
+        activation_bytes=activations,
+        memory_bytes=tuple(float(rng.integers(8, 30)) for _ in cluster.groups),
+        transfer_seconds=rng.integers(0, 4, (2, layers + 1)).astype(float),
+        in_flight=one_f_one_b_in_flight,
     )
 
 

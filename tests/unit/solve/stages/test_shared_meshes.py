@@ -32,18 +32,18 @@ def random_problem(seed: int, each: int) -> StageProblem:
     configs = (*plain, *(replace(config, recompute="layer") for config in plain))
     shape = (layers + 1, layers + 1, len(configs))
     return StageProblem(
-        layers,
-        configs,
-        (devices,),
-        int(rng.integers(1, 9)),
-        rng.integers(1, 9, shape).astype(float),
-        np.zeros(shape),
-        rng.integers(0, 4, shape).astype(float),
-        rng.integers(0, 3, shape).astype(float),
-        (float(rng.choice([4.0, 8.0, 1e9])),),
-        rng.integers(0, 3, (2, layers + 1)).astype(float),
-        mean_in_flight(f"interleaved:{each}"),
-        each,
+        num_layers=layers,
+        configs=configs,
+        num_devices=(devices,),
+        num_microbatches=int(rng.integers(1, 9)),
+        seconds=rng.integers(1, 9, shape).astype(float),
+        forward_seconds=np.zeros(shape),
+        fixed_bytes=rng.integers(0, 4, shape).astype(float),
+        activation_bytes=rng.integers(0, 3, shape).astype(float),
+        memory_bytes=(float(rng.choice([4.0, 8.0, 1e9])),),
+        transfer_seconds=rng.integers(0, 3, (2, layers + 1)).astype(float),
+        in_flight=mean_in_flight(f"interleaved:{each}"),
+        stages_per_mesh=each,
     )
 
 
@@ -88,15 +88,15 @@ def test_the_formula_is_the_simulated_step_of_equal_stages(
     seconds = np.broadcast_to(np.array(3.0), (stages + 1, stages + 1, 1)).copy()
     zeros = np.zeros_like(seconds)
     problem = StageProblem(
-        stages,
-        row(1),
-        (meshes,),
-        microbatches,
-        seconds,
-        zeros,
-        zeros,
-        zeros,
-        (1.0,),
+        num_layers=stages,
+        configs=row(1),
+        num_devices=(meshes,),
+        num_microbatches=microbatches,
+        seconds=seconds,
+        forward_seconds=zeros,
+        fixed_bytes=zeros,
+        activation_bytes=zeros,
+        memory_bytes=(1.0,),
         stages_per_mesh=each,
     )
     formula = evaluate(problem, tuple((s, s + 1, 0) for s in range(stages))).seconds

@@ -232,7 +232,15 @@ def test_forty_eight_layers_on_sixty_four_devices_need_few_attempts(memory: floa
     span = (prefix[None, :] - prefix[:, None])[:, :, None]
     seconds = span / sizes**0.8 * rng.uniform(1, 1.3, (49, 49, len(meshes)))
     problem = StageProblem(
-        48, meshes, (64,), 64, seconds, seconds / 3, span / sizes, 0.2 * span / sizes, (memory,)
+        num_layers=48,
+        configs=meshes,
+        num_devices=(64,),
+        num_microbatches=64,
+        seconds=seconds,
+        forward_seconds=seconds / 3,
+        fixed_bytes=span / sizes,
+        activation_bytes=0.2 * span / sizes,
+        memory_bytes=(memory,),
     )
     solution = solve_stages(problem)
     assert solution.evaluations < 100
