@@ -213,6 +213,7 @@ class RegionReader(GraphReader):
             yielded = self._add_block(region.blocks[0], group, repeat)
         self.trips = outer
         self.loops.append((start, len(self.ops)))
+        # `yielded` is of the body, the last region: what the condition yields is not carried.
         for before, after, result in zip(carried, yielded, loop.results, strict=True):
             self.bind(result, after)
             self._tie(before, after)

@@ -87,6 +87,7 @@ def step_bytes(program: Program, meshes: Mapping[str, Mesh]) -> StepBytes:
         peak = tuple(map(max, peak, level.bytes))
         in_loop = level.bytes if op == program.loop else in_loop
         level.change([*(dying - over), *(v for v in made if v not in last and v not in stay)], -1)
+    # What is received only to be returned has no reader at which it would count: it comes last.
     level.change(
         [
             v

@@ -40,6 +40,8 @@ class Window:
 def meetings(window: Window) -> int:
     """Pairs of an element of the result and one of the window that meet an element of the operand:
     neither padding, nor one of the empty places between its elements."""
+    # Position o·stride + k·dilation - low of the spaced operand: it meets an element if it lies
+    # between 0 and `end` and is a multiple of the spacing.
     end = (window.source - 1) * window.spacing
     pairs = 0
     for k in range(window.size):
@@ -120,4 +122,6 @@ def _span(window: Window, tiles: int, device: int) -> tuple[int, int]:
             - window.low
             + (window.size - 1) * window.dilation
         )
+    # From positions to elements, which lie `spacing` apart: the first at or behind `first`, the
+    # last at or before `last`.
     return -(-first // window.spacing), last // window.spacing
