@@ -127,7 +127,14 @@ def matmul(n: int, dtype: str) -> Chain:
             f"%y{step}",
         )
 
-    return Chain(kinds.MATMUL, dtype, 2.0 * n**3, ((n, n), (n, n)), link, _PRODUCTS)
+    return Chain(
+        kind=kinds.MATMUL,
+        dtype=dtype,
+        size=2.0 * n**3,
+        arguments=((n, n), (n, n)),
+        link=link,
+        opcodes=_PRODUCTS,
+    )
 
 
 def batch_matmul(batch: int, dtype: str) -> Chain:
@@ -143,7 +150,12 @@ def batch_matmul(batch: int, dtype: str) -> Chain:
         )
 
     return Chain(
-        kinds.BATCH_MATMUL, dtype, 2.0 * batch * _SMALL**3, (shape, shape), link, _PRODUCTS
+        kind=kinds.BATCH_MATMUL,
+        dtype=dtype,
+        size=2.0 * batch * _SMALL**3,
+        arguments=(shape, shape),
+        link=link,
+        opcodes=_PRODUCTS,
     )
 
 
@@ -164,12 +176,12 @@ def convolution(extent: int, dtype: str) -> Chain:
 
     flops = 2.0 * prod(image) * 9 * _CHANNELS
     return Chain(
-        kinds.CONVOLUTION,
-        dtype,
-        flops,
-        (image, kernel),
-        link,
-        ("convolution", "__cudnn$convForward", "__onednn$convolution"),
+        kind=kinds.CONVOLUTION,
+        dtype=dtype,
+        size=flops,
+        arguments=(image, kernel),
+        link=link,
+        opcodes=("convolution", "__cudnn$convForward", "__onednn$convolution"),
     )
 
 
@@ -182,12 +194,12 @@ def elementwise(count: int, dtype: str) -> Chain:
         return f"%y{step} = stablehlo.add {x}, %x1 : {type_}\n{barrier}", result
 
     return Chain(
-        kinds.ELEMENTWISE,
-        dtype,
-        3.0 * count * _itemsize(dtype),
-        ((count,), (count,)),
-        link,
-        ("add",),
+        kind=kinds.ELEMENTWISE,
+        dtype=dtype,
+        size=3.0 * count * _itemsize(dtype),
+        arguments=((count,), (count,)),
+        link=link,
+        opcodes=("add",),
     )
 
 
@@ -200,7 +212,12 @@ def transcendental(count: int, dtype: str) -> Chain:
         return f"%y{step} = stablehlo.tanh {x} : {type_}\n{barrier}", result
 
     return Chain(
-        kinds.TRANSCENDENTAL, dtype, 2.0 * count * _itemsize(dtype), ((count,),), link, ("tanh",)
+        kind=kinds.TRANSCENDENTAL,
+        dtype=dtype,
+        size=2.0 * count * _itemsize(dtype),
+        arguments=((count,),),
+        link=link,
+        opcodes=("tanh",),
     )
 
 
@@ -219,7 +236,14 @@ def reduction(rows: int, dtype: str) -> Chain:
         return "\n".join((*lines, back)), result
 
     size = (rows * _ROW + rows) * float(_itemsize(dtype))
-    return Chain(kinds.REDUCTION, dtype, size, ((rows, _ROW),), link, ("reduce",))
+    return Chain(
+        kind=kinds.REDUCTION,
+        dtype=dtype,
+        size=size,
+        arguments=((rows, _ROW),),
+        link=link,
+        opcodes=("reduce",),
+    )
 
 
 def scatter(rows: int, dtype: str) -> Chain:
@@ -239,12 +263,12 @@ def scatter(rows: int, dtype: str) -> Chain:
         )
 
     return Chain(
-        kinds.SCATTER,
-        dtype,
-        float(rows * _ROW),
-        ((4 * rows, _ROW), (rows, _ROW)),
-        link,
-        ("while", "scatter"),
+        kind=kinds.SCATTER,
+        dtype=dtype,
+        size=float(rows * _ROW),
+        arguments=((4 * rows, _ROW), (rows, _ROW)),
+        link=link,
+        opcodes=("while", "scatter"),
     )
 
 

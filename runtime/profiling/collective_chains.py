@@ -19,7 +19,14 @@ def collective(kind: str, bytes: int, group: int, devices: int, *, scatters: boo
         whole = elements * group
     groups = [[start + k for k in range(group)] for start in range(0, devices, group)]
     link, opcode = _collective_link(kind, elements, group, groups, scatters)
-    return Chain(kind, "f32", 4.0 * whole, ((elements,),), link, (opcode, f"{opcode}-start"))
+    return Chain(
+        kind=kind,
+        dtype="f32",
+        size=4.0 * whole,
+        arguments=((elements,),),
+        link=link,
+        opcodes=(opcode, f"{opcode}-start"),
+    )
 
 
 def _collective_link(

@@ -54,12 +54,12 @@ def _measurement_attr(measurement: Measurement) -> ir.DictAttr:
 
 def _measurement(row: ir.DictAttr) -> Measurement:
     return Measurement(
-        ir.StringAttr(row["kind"]).value,
-        tuple(ir.DenseF64ArrayAttr(row["sizes"])),
-        tuple(ir.DenseF64ArrayAttr(row["seconds"])),
-        ir.StringAttr(row["dtype"]).value,
-        ir.IntegerAttr(row["devices"]).value,
-        ir.StringAttr(row["placement"]).value,
+        kind=ir.StringAttr(row["kind"]).value,
+        sizes=tuple(ir.DenseF64ArrayAttr(row["sizes"])),
+        seconds=tuple(ir.DenseF64ArrayAttr(row["seconds"])),
+        dtype=ir.StringAttr(row["dtype"]).value,
+        devices=ir.IntegerAttr(row["devices"]).value,
+        placement=ir.StringAttr(row["placement"]).value,
     )
 
 

@@ -343,4 +343,11 @@ class GraphReader:
         defined = {result for op in self.ops for result in op.results}
         inputs = tuple(t for t in range(len(self.tensors)) if t not in defined)
         loops, carried = tuple(self.loops), frozenset(self.carried)
-        return OpGraph(tuple(self.tensors), tuple(self.ops), inputs, tuple(outputs), loops, carried)
+        return OpGraph(
+            tensors=tuple(self.tensors),
+            ops=tuple(self.ops),
+            inputs=inputs,
+            outputs=tuple(outputs),
+            loops=loops,
+            carried=carried,
+        )

@@ -178,12 +178,12 @@ def peak_bytes(pipeline: PipelineGraph, result: SimulationResult) -> tuple[int, 
 def workload(pipeline: PipelineGraph, num_microbatches: int) -> Workload:
     """The pipeline as the list scheduler wants it, without a memory limit."""
     return Workload(
-        pipeline.graph,
-        pipeline.stage_to_mesh,
-        num_microbatches,
-        pipeline.task_seconds,
-        pipeline.transfer_seconds,
-        pipeline.activation_bytes,
+        graph=pipeline.graph,
+        stage_to_mesh=pipeline.stage_to_mesh,
+        num_microbatches=num_microbatches,
+        task_seconds=pipeline.task_seconds,
+        transfer_seconds=pipeline.transfer_seconds,
+        activation_bytes=pipeline.activation_bytes,
         edge_links=pipeline.edge_links,
         sharing=pipeline.sharing,
         live=pipeline.live,

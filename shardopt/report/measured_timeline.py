@@ -107,7 +107,12 @@ def comparison_rows(
 
     def row(mesh: str, name: str, runs: str, before: float, after: float) -> ComparisonRow:
         return ComparisonRow(
-            mesh, name, runs, unit.text(before), unit.text(after), _ratio(after, before)
+            mesh=mesh,
+            name=name,
+            runs=runs,
+            simulated=unit.text(before),
+            measured=unit.text(after),
+            ratio=_ratio(after, before),
         )
 
     tasks = [
@@ -122,7 +127,7 @@ def comparison_rows(
         *tasks,
         *meshes,
         row("", "step, without what no schedule orders", "", *makespans),
-        ComparisonRow("", "bubble", "", before, after, ""),
+        ComparisonRow(mesh="", name="bubble", runs="", simulated=before, measured=after, ratio=""),
     )
 
 

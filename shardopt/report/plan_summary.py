@@ -90,12 +90,12 @@ def summarize(module: ir.Module) -> PlanSummary:
     homes = _homes(program, [mesh.name for mesh in meshes])
     firsts = {meshes[home].name: stage for stage, home in reversed([*enumerate(homes)])}
     return PlanSummary(
-        str(cluster),
-        program.num_microbatches,
-        ir.StringAttr(schedule["name"]).value,
-        ir.FloatAttr(schedule["makespan_seconds"]).value,
-        ir.FloatAttr(schedule["bubble"]).value,
-        tuple(
+        cluster=str(cluster),
+        num_microbatches=program.num_microbatches,
+        schedule=ir.StringAttr(schedule["name"]).value,
+        makespan_seconds=ir.FloatAttr(schedule["makespan_seconds"]).value,
+        bubble_fraction=ir.FloatAttr(schedule["bubble"]).value,
+        stages=tuple(
             _row(program, cluster, stage, meshes[home], peaks[home], firsts)
             for stage, home in enumerate(homes)
         ),

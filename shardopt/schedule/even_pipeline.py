@@ -115,12 +115,18 @@ class EvenPipeline:
         crossing = [homes[edge.src.stage] != homes[edge.dst.stage] for edge in graph.edges]
         kept = [task for task in graph.tasks if task.kind is TaskKind.FORWARD]
         return Workload(
-            graph,
-            homes,
-            num_microbatches,
-            {task: self._seconds(task.kind) * share[task.stage] for task in graph.tasks},
-            tuple(self.transfer_seconds if crosses else 0.0 for crosses in crossing),
-            {task: round(self.activation_bytes * share[task.stage]) for task in kept},
+            graph=graph,
+            stage_to_mesh=homes,
+            num_microbatches=num_microbatches,
+            task_seconds={
+                task: self._seconds(task.kind) * share[task.stage] for task in graph.tasks
+            },
+            transfer_seconds=tuple(
+                self.transfer_seconds if crosses else 0.0 for crosses in crossing
+            ),
+            activation_bytes={
+                task: round(self.activation_bytes * share[task.stage]) for task in kept
+            },
         )
 
     def _seconds(self, kind: TaskKind) -> float:

@@ -107,7 +107,12 @@ def _parse(line: str, mesh: Mesh, times: int) -> HloCollective | None:
     axes = axes_of_pairs(groups, mesh) if kind == PERMUTE else axes_of_groups(groups, mesh)
     source = _SOURCE.search(match["rest"])
     return HloCollective(
-        match["name"], kind, tuple(results), axes, times, source["name"] if source else ""
+        name=match["name"],
+        kind=kind,
+        sizes=tuple(results),
+        axes=axes,
+        times=times,
+        source=source["name"] if source else "",
     )
 
 

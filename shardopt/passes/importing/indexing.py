@@ -55,21 +55,21 @@ def read_indexing(op: ir.Operation) -> Indexing:
     if op.name == "stablehlo.gather":
         g = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
         return Indexing(
-            tuple(g.offset_dims),
-            tuple(g.collapsed_slice_dims),
-            tuple(g.operand_batching_dims),
-            tuple(g.start_indices_batching_dims),
-            tuple(g.start_index_map),
-            g.index_vector_dim,
+            window_dims=tuple(g.offset_dims),
+            collapsed=tuple(g.collapsed_slice_dims),
+            operand_batch=tuple(g.operand_batching_dims),
+            index_batch=tuple(g.start_indices_batching_dims),
+            index_map=tuple(g.start_index_map),
+            vector_dim=g.index_vector_dim,
         )
     s = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
     return Indexing(
-        tuple(s.update_window_dims),
-        tuple(s.inserted_window_dims),
-        tuple(s.input_batching_dims),
-        tuple(s.scatter_indices_batching_dims),
-        tuple(s.scattered_dims_to_operand_dims),
-        s.index_vector_dim,
+        window_dims=tuple(s.update_window_dims),
+        collapsed=tuple(s.inserted_window_dims),
+        operand_batch=tuple(s.input_batching_dims),
+        index_batch=tuple(s.scatter_indices_batching_dims),
+        index_map=tuple(s.scattered_dims_to_operand_dims),
+        vector_dim=s.index_vector_dim,
     )
 
 

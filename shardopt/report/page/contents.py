@@ -50,12 +50,12 @@ def read_contents(module: ir.Module, clustered: ir.Module | None = None) -> Plan
     program = read_program(module)
     meshes = read_topology(program.main)
     return PlanContents(
-        summarize(module),
-        meshes,
-        grouped(place(read_exported(module).arguments, meshes)),
-        collective_shares(_runs(program, meshes), read_cluster(module)),
-        _routes(program),
-        None if clustered is None else _layers(clustered),
+        summary=summarize(module),
+        meshes=meshes,
+        placements=grouped(place(read_exported(module).arguments, meshes)),
+        collective_shares=collective_shares(_runs(program, meshes), read_cluster(module)),
+        routes=_routes(program),
+        layers=None if clustered is None else _layers(clustered),
     )
 
 

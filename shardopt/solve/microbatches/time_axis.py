@@ -109,7 +109,12 @@ def analyse(graph: OpGraph, batch: Batch) -> TimeAxis:
         walk.visit(index)
     walk.refuse_couplings()
     return TimeAxis(
-        graph, batch, tuple(walk.states), tuple(walk.cuts), tuple(walk.couplings), walk.terms
+        graph=graph,
+        batch=batch,
+        states=tuple(walk.states),
+        cuts=tuple(walk.cuts),
+        couplings=tuple(walk.couplings),
+        terms=walk.terms,
     )
 
 

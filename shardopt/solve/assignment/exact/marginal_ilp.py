@@ -160,6 +160,15 @@ class _Search:
             "rounds": self.rounds,
         }
         if status == "infeasible":
-            return Solution((), inf, inf, 0.0, status, statistics)
+            return Solution(
+                choice=(), objective=inf, bound=inf, gap=0.0, status=status, statistics=statistics
+            )
         bound = min(self.bound, self.objective)
-        return Solution(self.choice, self.objective, bound, self._gap(), status, statistics)
+        return Solution(
+            choice=self.choice,
+            objective=self.objective,
+            bound=bound,
+            gap=self._gap(),
+            status=status,
+            statistics=statistics,
+        )

@@ -211,7 +211,14 @@ class _Run:
         }
         bound = self.ascent.bound
         if self.search.choice is None:
-            return Solution((), inf, bound, inf, "timeout", statistics)
+            return Solution(
+                choice=(),
+                objective=inf,
+                bound=bound,
+                gap=inf,
+                status="timeout",
+                statistics=statistics,
+            )
         choice = tuple(self.search.choice.tolist())
         objective = evaluate(self.problem, choice).objective
         bound = min(bound, objective)

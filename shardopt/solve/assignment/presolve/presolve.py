@@ -342,5 +342,10 @@ def _package(graph: FactorGraph, num_nodes: int, smallest_peak: int) -> Presolve
             usages += (base,)
     residual = Problem(tuple(costs), edges, usages, limit, num_times)
     return Presolved(
-        residual, tuple(nodes), graph.constant, tuple(graph.log), num_nodes, smallest_peak
+        problem=residual,
+        nodes=tuple(nodes),
+        constant=graph.constant,
+        log=tuple(graph.log),
+        num_nodes=num_nodes,
+        smallest_peak=smallest_peak,
     )

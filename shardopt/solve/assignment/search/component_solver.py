@@ -171,4 +171,11 @@ def _better(first: Solution, second: Solution) -> Solution:
     status: Status = (
         "timeout" if not best.choice else "optimal" if gap <= OPTIMAL_GAP else "feasible"
     )
-    return Solution(best.choice, best.objective, bound, gap, status, best.statistics)
+    return Solution(
+        choice=best.choice,
+        objective=best.objective,
+        bound=bound,
+        gap=gap,
+        status=status,
+        statistics=best.statistics,
+    )

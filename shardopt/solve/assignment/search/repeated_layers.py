@@ -69,7 +69,7 @@ def solve_repeated(
             "tied_objective": evaluate(problem, spread).objective,
             "freed_objective": freed.objective,
         }
-    return Solution(freed.choice, freed.objective, freed.bound, freed.gap, freed.status, statistics)
+    return replace(freed, statistics=statistics)
 
 
 def cheapest(problem: Problem, *choices: Sequence[int] | None) -> Sequence[int] | None:

@@ -119,14 +119,7 @@ def solve_in_steps(
                 best = cheapest(problem, part, best)
     solution = solve_repeated(problem, limits.since(begin), start=best, store=store)
     statistics = dict(solution.statistics) | objectives
-    return Solution(
-        solution.choice,
-        solution.objective,
-        solution.bound,
-        solution.gap,
-        solution.status,
-        statistics,
-    )
+    return replace(solution, statistics=statistics)
 
 
 def _solve_part(

@@ -191,7 +191,9 @@ class _Run:
         if status == "timeout" and self.start_cost == inf:
             budget = "time limit" if statistics.get("time_limit_struck") else "budget of work"
             statistics["reason"] = f"the {budget} was spent before any assignment was found"
-            return Solution((), inf, bound, inf, status, statistics)
+            return Solution(
+                choice=(), objective=inf, bound=bound, gap=inf, status=status, statistics=statistics
+            )
         full, objective = self._full_choice(reduced, components, parts)
         # Summed in another order, a proven bound may lie an ulp beside the objective it equals.
         bound = objective if status == "optimal" else min(bound, objective)
@@ -247,7 +249,9 @@ class _Run:
                 "usage_lower_bound_bytes": least,
                 "memory_limit_bytes": self.problem.memory_limit,
             }
-        return Solution((), inf, inf, 0.0, "infeasible", statistics)
+        return Solution(
+            choice=(), objective=inf, bound=inf, gap=0.0, status="infeasible", statistics=statistics
+        )
 
     def _statistics(self, reduced: Presolved) -> dict[str, Statistic]:
         residual = reduced.problem

@@ -123,7 +123,12 @@ class _Search:
         if plan.peak_bytes < self.best.peak_bytes:
             objective = evaluate(problem, solution.choice).objective
             unweighted = Solution(
-                solution.choice, objective, 0.0, 1.0, "feasible", solution.statistics
+                choice=solution.choice,
+                objective=objective,
+                bound=0.0,
+                gap=1.0,
+                status="feasible",
+                statistics=solution.statistics,
             )
             self.best = LeastPeak(self.bound, plan.peak_bytes, plan, unweighted)
         return plan

@@ -148,7 +148,14 @@ class _Search:
         """The plan of a choice, which is kept if it fits and is cheaper than what was found
         before."""
         objective = evaluate(problem, choice).objective
-        solution = Solution(choice, objective, 0.0, 1.0, "feasible", self.relaxed.statistics)
+        solution = Solution(
+            choice=choice,
+            objective=objective,
+            bound=0.0,
+            gap=1.0,
+            status="feasible",
+            statistics=self.relaxed.statistics,
+        )
         plan = split_copies(model, solution, self.limit)
         best = inf if self.best is None else self.best.solution.objective
         if plan.peak_bytes <= self.limit and objective < best:

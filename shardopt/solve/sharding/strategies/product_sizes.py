@@ -42,7 +42,14 @@ def product_of(
         not shape or shape[-1] * tensor.itemsize % _WORD_BYTES == 0
         for tensor, shape in zip(tensors, shapes, strict=True)
     )
-    return Product(sizes["batch"], sizes["rows"], sizes["columns"], depth, itemsize, aligned)
+    return Product(
+        batch=sizes["batch"],
+        rows=sizes["rows"],
+        columns=sizes["columns"],
+        depth=depth,
+        itemsize=itemsize,
+        aligned=aligned,
+    )
 
 
 def _roles(rule: FactorRule) -> tuple[str, ...]:

@@ -102,7 +102,14 @@ def layout_strategies(
 ) -> tuple[Strategy, ...]:
     """The strategies of a layout of `op`, with their costs on the mesh of `links`."""
     device = links.cluster.group_of(links.mesh).device
-    costs = _StrategyCosts(op, tuple(operands), tuple(results), links.mesh, device, accesses)
+    costs = _StrategyCosts(
+        op=op,
+        operands=tuple(operands),
+        results=tuple(results),
+        mesh=links.mesh,
+        device=device,
+        accesses=accesses,
+    )
     return tuple(strategy for split in layout.splits for strategy in costs.strategies(split, links))
 
 
@@ -135,7 +142,14 @@ class LeastCompute:
         if key not in self._known:
             tensors, device = (*self._operands, *self._results), self._cluster.group_of(mesh).device
             accesses = (0,) * len(tensors)
-            costs = _StrategyCosts(self._op, self._operands, self._results, mesh, device, accesses)
+            costs = _StrategyCosts(
+                op=self._op,
+                operands=self._operands,
+                results=self._results,
+                mesh=mesh,
+                device=device,
+                accesses=accesses,
+            )
             self._known[key] = costs.share_seconds(
                 shards, [tensor.size_bytes / shards for tensor in tensors]
             )

@@ -66,7 +66,12 @@ class _Rewriter:
         return replace(
             step,
             graph=OpGraph(
-                tuple(self.tensors), tuple(ops), graph.inputs, graph.outputs, (), graph.carried
+                tensors=tuple(self.tensors),
+                ops=tuple(ops),
+                inputs=graph.inputs,
+                outputs=graph.outputs,
+                loops=(),
+                carried=graph.carried,
             ),
             op_layer=tuple(layers),
             loop=(step.loop[0], step.loop[1] + added),

@@ -302,7 +302,12 @@ class _Cutter:
             for some in (step.graph.carried, step.literals)
         )
         graph = OpGraph(
-            tuple(self.tensors), tuple(self.ops), inputs, outputs, tuple(self.loops), carried
+            tensors=tuple(self.tensors),
+            ops=tuple(self.ops),
+            inputs=inputs,
+            outputs=outputs,
+            loops=tuple(self.loops),
+            carried=carried,
         )
         return StagePart(
             graph=graph,

@@ -181,7 +181,12 @@ class CostTable:
 
         anywhere = States(np.zeros(1, np.int64), True)
         return Recursion(
-            self.total[:1], self.longest[:1], self.candidates, anywhere, self.sizes, (0,)
+            total=self.total[:1],
+            longest=self.longest[:1],
+            candidates=self.candidates,
+            states=anywhere,
+            sizes=self.sizes,
+            answers=(0,),
         )
 
     def _recursion(self, level: np.ndarray, is_open: bool, answers: tuple[int, ...]) -> Recursion:

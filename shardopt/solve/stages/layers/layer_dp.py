@@ -41,7 +41,8 @@ class Value:
 @dataclass(frozen=True)
 class LayerSolution:
     """Layers are `[boundaries[r], boundaries[r + 1])`. `cost` is the most bytes one layer receives,
-    `total_bytes` the sum over layers."""
+    `total_bytes` the sum over layers. `status` is "optimal" or, of a baseline, "feasible"; where a
+    plan file says where layers begin it is "fixed", and no bytes are counted."""
 
     boundaries: tuple[int, ...]
     cost: int
@@ -153,7 +154,12 @@ def evaluate(
             received[layer] += value.bytes
     work = tuple(float(np.sum(flops[start:end])) for start, end in pairwise(boundaries))
     return LayerSolution(
-        tuple(boundaries), max(received), sum(received), tuple(received), work, status
+        boundaries=tuple(boundaries),
+        cost=max(received),
+        total_bytes=sum(received),
+        layer_bytes=tuple(received),
+        layer_flops=work,
+        status=status,
     )
 
 

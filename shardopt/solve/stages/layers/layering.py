@@ -275,7 +275,14 @@ class _Assignment:
                 f"{inner} of {len(ops)}"
             )
         sums = tuple(float(flops[low:high].sum()) for low, high in pairwise(boundaries))
-        return LayerSolution(boundaries, 0, 0, (0,) * len(sums), sums, "given")
+        return LayerSolution(
+            boundaries=boundaries,
+            cost=0,
+            total_bytes=0,
+            layer_bytes=(0,) * len(sums),
+            layer_flops=sums,
+            status="fixed",
+        )
 
     def _values(self, unit_of: Mapping[int, int]) -> list[Value]:
         """What forward units exchange: the values one of them makes and later ones read."""
