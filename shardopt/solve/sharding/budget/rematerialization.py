@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardopt.graph.op_graph import Op
 from shardopt.mesh.mesh import Sharding
@@ -67,6 +68,14 @@ def find_candidates(problem: IntraOpProblem) -> tuple[Candidate, ...]:
     return tuple(sorted(candidates[:_MOST_CANDIDATES], key=lambda candidate: candidate.chain[-1]))
 
 
+class _Gap(NamedTuple):
+    """The positions [start, stop) at which nobody needs a value, and the readers behind them."""
+
+    start: int
+    stop: int
+    readers: tuple[int, ...]
+
+
 class _Finder:
     def __init__(self, problem: IntraOpProblem) -> None:
         self.problem, self.graph = problem, problem.tables.graph
@@ -77,7 +86,8 @@ class _Finder:
             self.lives.setdefault(live.tensor, []).append(live)
         self.consumers = self.graph.consumers()
         self.producers = problem.tables.producers
-        self.gaps: dict[int, tuple[tuple[int, int], tuple[int, ...]]] = {}
+        # Values that are candidates already.
+        self.droppable: set[int] = set()
 
     def candidates(self) -> Iterator[Candidate]:
         for index in self.problem.ops:
@@ -85,14 +95,16 @@ class _Finder:
             gap = self._gap(op) if op.name in CHEAP and len(op.results) == 1 else None
             if gap is None:
                 continue
-            chain = _Chain(self, index, gap[0][1]).expand()
+            chain = _Chain(self, index, gap.stop).expand()
             if chain is not None:
-                self.gaps[op.results[0]] = gap
-                moved = len(gap[1]) == len(self.consumers[op.results[0]])
-                yield Candidate(op.results[0], *chain, gap[1], gap[0], moved)
+                [tensor] = op.results
+                self.droppable.add(tensor)
+                moved = len(gap.readers) == len(self.consumers[tensor])
+                yield Candidate(tensor, *chain, gap.readers, (gap.start, gap.stop), moved)
 
-    def _gap(self, op: Op) -> tuple[tuple[int, int], tuple[int, ...]] | None:
-        """The longest time without readers, [start, stop), and the readers behind it."""
+    def _gap(self, op: Op) -> _Gap | None:
+        """The longest gap between two readers of the result, or before the first; None where it
+        is one position or less, or the value cannot be dropped."""
         [tensor] = op.results
         lives = self.lives.get(tensor, [])
         consumers = self.consumers[tensor]
@@ -100,13 +112,13 @@ class _Finder:
         if len(lives) != 1 or not consumers or not inside or tensor in self.graph.outputs:
             return None
         touched = sorted((*self._touches(consumer), consumer) for consumer in consumers)
-        free_from, best = lives[0].start + 1, (0, 0)
+        free_from, start, stop = lives[0].start + 1, 0, 0
         for first, last, _ in touched:
-            if first - free_from > best[1] - best[0]:
-                best = free_from, first
+            if first - free_from > stop - start:
+                start, stop = free_from, first
             free_from = max(free_from, last + 1)
-        late = tuple(consumer for first, _, consumer in touched if first >= best[1])
-        return (best, tuple(sorted(late))) if best[1] - best[0] > 1 else None
+        late = sorted(consumer for first, _, consumer in touched if first >= stop)
+        return _Gap(start, stop, tuple(late)) if stop - start > 1 else None
 
     def _touches(self, consumer: int) -> tuple[int, int]:
         """The first and last position at which a consumer needs the value: where its result is
@@ -129,7 +141,7 @@ class _Chain:
         self.finder, self.root, self.at = finder, root, at
         self.graph = finder.graph
         self.scope = self.graph.ops[root].scope
-        self.small = (
+        self.most_kept_bytes = (
             self.graph.tensors[self.graph.ops[root].results[0]].size_bytes // _EXTENDED_SHARE
         )
 
@@ -160,7 +172,7 @@ class _Chain:
 
     def _is_source(self, tensor: int) -> bool:
         # What may be dropped itself is not there for certain.
-        return tensor not in self.finder.gaps and self.finder.is_alive(tensor, self.at)
+        return tensor not in self.finder.droppable and self.finder.is_alive(tensor, self.at)
 
     def _is_cheap(self, maker: int) -> bool:
         op = self.graph.ops[maker]
@@ -168,10 +180,14 @@ class _Chain:
 
     def _can_be_kept(self, tensor: int, maker: int) -> bool:
         """Whether a small value of the same fragment may be held until it is needed again."""
-        if maker < 0 or self.graph.ops[maker].scope != self.scope or tensor in self.finder.gaps:
+        if (
+            maker < 0
+            or self.graph.ops[maker].scope != self.scope
+            or tensor in self.finder.droppable
+        ):
             return False
         lives = self.finder.lives.get(tensor, [])
-        return len(lives) == 1 and self.graph.tensors[tensor].size_bytes <= self.small
+        return len(lives) == 1 and self.graph.tensors[tensor].size_bytes <= self.most_kept_bytes
 
 
 def recipe(problem: IntraOpProblem, candidate: Candidate, target: Sharding) -> Recipe | None:
