@@ -246,10 +246,14 @@ def _land(
 ) -> list[list[Any]]:
     """Start all receipts. For every shard, the events after which it is complete."""
     events: list[list[Any]] = [[] for _ in shards]
-    windows = [(each.link, shards[each.places[0][0]][each.places[0][1]]) for each in arriving]
+    # A piece lands once, in the first of its places, and is copied from there to the others.
+    windows = []
+    for each in arriving:
+        first, slices = each.places[0]
+        windows.append((each.link, shards[first][slices]))
     for each, (_, words, event) in zip(arriving, links.receive(windows), strict=True):
-        first, *others = each.places
-        events[first[0]].append(event)
+        (first, _), *others = each.places
+        events[first].append(event)
         for number, slices in others:
             shard = context.host.shards[number % len(context.host.shards)]
             events[number].append(

@@ -65,7 +65,7 @@ def fill(initializer: Initializer, name: str, spec: TensorSpec, slice_: Slice) -
     rows = max(1, _CHUNK_ELEMENTS // max(1, prod(shape[1:])))
     for first in range(0, shape[0], rows):
         last = min(first + rows, shape[0])
-        start = slice_[0][0]
+        start, _ = slice_[0]
         index = _flat_indices(spec.shape, ((start + first, start + last), *slice_[1:]))
         elements[first:last] = _values(initializer, _key(initializer.seed, name), index, dtype)
     return elements

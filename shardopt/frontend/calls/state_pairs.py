@@ -56,7 +56,9 @@ def state_pairs(inputs: Any, outputs: Any) -> dict[int, int]:
         _, _, prefix = heappop(queue)
         node = nodes[prefix]
         signature = _signature(node, paths, types)
-        is_leaf = not signature[0][0]
+        # No key below the node itself.
+        (path, _), *_ = signature
+        is_leaf = not path
         partner = next(
             (
                 result

@@ -90,7 +90,7 @@ class SearchTables:
         if len(self._groups) > 1:
             return {count: 0.0 for _, counts in self._groups for count in counts}
         table = self._table(0)
-        counts = self._groups[0][1]
+        [(_, counts)] = self._groups
         repeats = self.problem.num_microbatches - 1
         low, floor = table.relaxed.low_end
         high = len(table.candidates) - 1
