@@ -160,12 +160,12 @@ class ShardedPart:
         part = self.facts.part
         strategies = {op: self._strategy(op) for op in sorted(self._resharding_ops())}
         return ShardedOps(
-            part.graph,
-            self.tables.mesh,
-            self._touched(strategies),
-            strategies,
-            part.free,
-            frozenset(),
+            graph=part.graph,
+            mesh=self.tables.mesh,
+            shardings=self._touched(strategies),
+            strategies=strategies,
+            cheap_to_clone=part.free,
+            fresh=frozenset(),
         )
 
     def _touched(self, ops: Iterable[int]) -> dict[int, Sharding]:
