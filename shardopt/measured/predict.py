@@ -63,16 +63,19 @@ def _prediction(case: Case, layout: Layout, recomputation: Recomputation) -> Pre
     stages = _short_stages(layout, case.machine.devices_per_host)
     first, second = (
         _planned(_short(case, layout, recomputation, stages, n))
-        for n in short_blocks(stages, blocks)
+        for n in short_blocks(stages, blocks, layout.intra_op)
     )
     host = case.machine.devices_per_host
     shape = Shape(layout.pp, layout.stages, blocks, layout.width, host)
     return predict(Pair(first, second), shape, layout.schedule, layout.microbatches)
 
 
-def short_blocks(stages: int, blocks: int) -> tuple[int, int]:
+def short_blocks(stages: int, blocks: int, intra_op: str) -> tuple[int, int]:
     """Blocks a stage of the two short plans. Where one stage has all, its first block begins what
-    its last one ends, so that one block alone is like no block of many."""
+    its last one ends, so that one block alone is like no block of many. What the solver chooses for
+    few blocks it need not choose for many: then the plan is that of the whole."""
+    if intra_op == "ilp":
+        return blocks, blocks
     if stages == 1 and blocks > 2:
         return 2, 3
     return min(1, blocks), min(2, blocks)

@@ -51,7 +51,7 @@ def _planned(whole: Whole, stages: int, blocks: int) -> ShortCase:
 def test_stretched_plans_are_those_of_the_whole_model(whole: Whole) -> None:
     full = short_plan(_planned(whole, whole.stages, whole.blocks))
     result = simulate_pipeline(ScheduleText("1f1b"), full.pipeline, _MICROBATCHES)
-    counts = short_blocks(whole.stages, whole.blocks)
+    counts = short_blocks(whole.stages, whole.blocks, whole.intra_op)
     pair = Pair(*(short_plan(_planned(whole, whole.short, blocks)) for blocks in counts))
     width = whole.shape[0] * whole.shape[1]
     shape = Shape(whole.stages, whole.stages, whole.blocks, width, _MACHINE.devices_per_host)
@@ -60,3 +60,9 @@ def test_stretched_plans_are_those_of_the_whole_model(whole: Whole) -> None:
     held = max(*peak_bytes(full.pipeline, result), *full.fragment_bytes)
     assert stretched.step_seconds == pytest.approx(seconds, rel=0.005)
     assert stretched.memory_bytes == pytest.approx(held, rel=0.02)
+
+
+def test_what_the_solver_chooses_is_planned_whole() -> None:
+    """It may shard few blocks, which fit, in other ways than many."""
+    assert short_blocks(1, 8, "ilp") == (8, 8)
+    assert short_blocks(1, 8, "zero3") == (2, 3)
