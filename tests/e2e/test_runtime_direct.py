@@ -34,6 +34,9 @@ class HostCuda(Cuda):
 
     def view(self, shard: Any, stream: Any) -> Any:
         stream.put(Op(shard.block_until_ready))
+        # In jax 0.12 a shard's address is waited for with the interpreter's lock held, which threads
+        # of XLA may want; this waits without it.
+        shard.block_until_ready()
         return self._words(
             shard.unsafe_buffer_pointer(),
             shard.shape,
