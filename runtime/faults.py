@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.runtime.transports.mailbox import Transport
+from shardopt.runtime.transports.mailbox import LinkStates, Transport
 from shardopt.support.errors import UserError
 
 FaultFields = tuple[str, str, int, int, int]
@@ -76,6 +76,9 @@ class FaultyTransport:
             self._dropping = False
             return
         self._inner.send(target, step, tag, pieces, keep=keep)
+
+    def links(self) -> LinkStates:
+        return self._inner.links()
 
     def drop(self) -> None:
         self._dropping = True

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, get_args
 
 from shardopt.options.names import BackendName, PlatformName, TransportName
-from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
+from shardopt.runtime.health.limits import DEFAULT_LIMITS, Limits
 
 if TYPE_CHECKING:
     from shardopt.runtime.faults import Fault, FaultFields

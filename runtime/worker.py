@@ -84,7 +84,8 @@ class Worker:
         self.program = program
         self._site, self._options = site, options
         self._attached: dict[str, tuple[Worker, tuple[tuple[int, int], ...]]] = {}
-        self._active = self  # the program that runs, of this worker's or of those attached to it
+        # The program that runs, of this worker's or of those attached to it, and its name there.
+        self._active, self._active_name = self, ""
         self._position = site.position
         self._busy, self._since = False, monotonic()
         faulty = FaultyTransport(site.transport) if options.faults else None
@@ -169,7 +170,7 @@ class Worker:
     def where(self) -> WorkerStatus:
         """Where the worker stands; may be called from any thread."""
         if self._active is not self:
-            return self._active.where()
+            return {**self._active.where(), "program": self._active_name}
         return worker_status(
             self._context, unpack_position(self._position[0])[1], self._since, self._busy
         )
@@ -226,7 +227,7 @@ class Worker:
         worker, buffers = self._attached[name]
         for target, source in buffers:
             worker._context.buffers[target] = self._context.buffers[source]
-        self._active = worker
+        self._active_name, self._active = name, worker
         try:
             return getattr(worker, method)(*arguments)
         finally:

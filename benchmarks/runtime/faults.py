@@ -36,7 +36,7 @@ from benchmarks.runtime.state_programs import mlp
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.faults import KINDS, OF_PROCESSES, Fault
-from shardopt.runtime.health.monitor import Limits
+from shardopt.runtime.health.limits import Limits
 from shardopt.runtime.inputs import random_inputs
 from shardopt.runtime.program.hosts import hosts_of, one_host_each
 from shardopt.runtime.program.instructions import Program, Send

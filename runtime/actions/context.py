@@ -54,7 +54,7 @@ class Context:
     cudas: Mapping[int, Cuda] = field(default_factory=dict)  # these, by shard
     step: int = 0
     checking: bool = False
-    waiting: bool = False  # for a message
+    awaits: int | None = None  # the tag of the message that the worker waits for
     buffers: list[DeviceArray | None] = field(default_factory=list)
     recorder: Recorder | None = None
     # (position of the RUN, what tells when it is done)

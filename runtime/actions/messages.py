@@ -95,9 +95,9 @@ class _Incoming:
         if not self.landing.pieces:  # all comes by exchange
             return [None] * len(self.landing.shards)
         context = self._context
-        context.waiting = True
+        context.awaits = self._tag
         payload = context.transport.mailbox.take(context.step, self._tag)
-        context.waiting = False
+        context.awaits = None
         if context.recorder is not None:
             context.recorder.waited()
         return payload

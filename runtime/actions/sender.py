@@ -15,10 +15,10 @@ from shardopt.runtime.errors import Cancelled
 class _Send:
     """One message under way. The lock is held until it is done with."""
 
-    __slots__ = ("_done", "_error", "_work", "buffers")
+    __slots__ = ("_done", "_error", "_work", "buffers", "target")
 
-    def __init__(self, buffers: Iterable[int], work: Callable[[], None]) -> None:
-        self.buffers = frozenset(buffers)
+    def __init__(self, target: str, buffers: Iterable[int], work: Callable[[], None]) -> None:
+        self.target, self.buffers = target, frozenset(buffers)
         self._work: Callable[[], None] | None = work
         self._error: BaseException | None = None
         self._done = threading.Lock()
@@ -63,6 +63,8 @@ class Waitable(Protocol):
 
 class _Reading:
     """What no thread of the sender does, but must be waited for like what they do."""
+
+    target = None
 
     def __init__(self, buffers: Iterable[int], reading: Waitable) -> None:
         self.buffers, self._reading = frozenset(buffers), reading
@@ -119,7 +121,7 @@ class Sender:
         lane = self._lanes.get(target)
         if lane is None:
             lane = self._lanes[target] = _Lane(f"send-{self._name}-{target}")
-        send = _Send(buffers, work)
+        send = _Send(target, buffers, work)
         self._sends.append(send)
         lane.put(send)
 
@@ -139,11 +141,20 @@ class Sender:
         """Sends that are not through; any thread may ask."""
         return sum(not send.is_done for send in self._sends.copy())
 
+    @property
+    def targets(self) -> frozenset[str]:
+        """Workers to whom a thread has something to send yet; any thread may ask."""
+        sends = self._sends.copy()
+        return frozenset(each.target for each in sends if each.target and not each.is_done)
+
     def drain(self) -> None:
         """Wait for all sends. Raises what the first one raised."""
-        sends, self._sends = self._sends, []
-        for send in sends:
-            send.wait()
+        try:
+            for send in self._sends:
+                send.wait()
+        finally:
+            # Only now: until they are through they are pending, to whoever asks.
+            self._sends = []
 
     def flush(self) -> None:
         """Wait until all sends are done with, whatever became of them."""

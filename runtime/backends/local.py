@@ -12,13 +12,13 @@ import numpy as np
 from shardopt.runtime.backends.gather import GRACE_SECONDS, gather
 from shardopt.runtime.backends.thread import WorkerThread
 from shardopt.runtime.errors import Kind, MeshError
-from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
+from shardopt.runtime.health.limits import DEFAULT_LIMITS, Limits
 from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.hosts import Hosts, one_host_each
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.tracing.where import WorkerStatus
-from shardopt.runtime.transports.mailbox import Mailbox
+from shardopt.runtime.transports.mailbox import LinkStates, Mailbox
 from shardopt.runtime.worker import Site, Worker, start_worker
 
 
@@ -35,6 +35,10 @@ class LocalTransport:
         self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False
     ) -> None:
         self._peers[target].deliver(self._name, step, tag, pieces, keep=keep)
+
+    def links(self) -> LinkStates:
+        """A message is there when it has been sent."""
+        return LinkStates(frozenset(), frozenset(self._peers))
 
     def close(self) -> None:
         """Nothing to close."""

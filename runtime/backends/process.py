@@ -26,7 +26,7 @@ from typing import Any
 from shardopt.runtime.backends.frames import receive_frame, send_frame
 from shardopt.runtime.backends.remote import RemoteBackend
 from shardopt.runtime.errors import Kind, MeshError
-from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
+from shardopt.runtime.health.limits import DEFAULT_LIMITS, Limits
 from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import MeshProgram, Program

@@ -26,7 +26,7 @@ from shardopt.runtime.backends.remote import RemoteBackend
 from shardopt.runtime.backends.remote_worker import RemoteWorker
 from shardopt.runtime.devices.clients import free_address
 from shardopt.runtime.errors import Kind, MeshError
-from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
+from shardopt.runtime.health.limits import DEFAULT_LIMITS, Limits
 from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import Program

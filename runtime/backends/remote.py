@@ -17,7 +17,7 @@ from typing import Any
 
 from shardopt.runtime.backends.gather import gather
 from shardopt.runtime.devices.clients import CoordinationService
-from shardopt.runtime.health.monitor import Limits
+from shardopt.runtime.health.limits import Limits
 from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.hosts import Host, Hosts

@@ -16,9 +16,13 @@ from shardopt.runtime.program.instructions import (
     Run,
 )
 from shardopt.runtime.program.text import brief_instruction, place
+from shardopt.runtime.transports.mailbox import LinkStates
 
 # Plain values, so that they pass over any connection: "busy", "step", "position", "place",
-# "seconds", "waits" and "doing" as text, "waiting" (for a message), "pending" (messages to send).
+# "seconds", "waits" and "doing" as text; "program", the name of an attached one, else ""; "waiting"
+# (for a message), "missing" (workers of whose part of it nothing is here, or on its way in),
+# "sending" (workers to whom something is on its way out), "pending" (messages to send) and
+# "received" (bytes so far).
 WorkerStatus = Mapping[str, Any]
 
 
@@ -27,25 +31,38 @@ def worker_status(context: Context, position: int, since: float, busy: bool) -> 
     it is not `busy`, when its last step ended."""
     program = context.program
     at = program.instructions[position] if position < len(program.instructions) else None
+    # Before the links: what goes from one to the other meanwhile is seen twice, and not missed.
+    pending, targets = context.sender.pending, context.sender.targets
+    links = context.transport.links()
     under_way = [
         brief_instruction(program.instructions[number]) for number, _ in context.in_flight.copy()
     ]
     return {
+        "program": "",
         "busy": busy,
         "step": context.step,
         "position": position,
         "place": place(program, context.step, position),
         "seconds": monotonic() - since,
-        "waits": _waits_for(at, bool(under_way), context.sender.pending)
-        if busy
-        else "the next step",
-        "waiting": context.waiting,
-        "pending": context.sender.pending,
-        "doing": [
-            *under_way,
-            *([f"{context.sender.pending} messages to send"] if context.sender.pending else []),
-        ],
+        "waits": _waits_for(at, bool(under_way), pending) if busy else "the next step",
+        "waiting": context.awaits is not None,
+        "missing": _missing(context, links),
+        "sending": sorted(targets | links.sending),
+        "pending": pending,
+        "received": links.received_bytes,
+        "doing": [*under_way, *([f"{pending} messages to send"] if pending else [])],
     }
+
+
+def _missing(context: Context, links: LinkStates) -> list[str]:
+    tag = context.awaits
+    if tag is None:
+        return []
+    return [
+        source
+        for source in context.transport.mailbox.missing(context.step, tag)
+        if source in links.quiet
+    ]
 
 
 def status_text(worker: str, status: WorkerStatus | None) -> str:

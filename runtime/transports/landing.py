@@ -130,6 +130,12 @@ class Arrival:
         self._missing = set(landing.pieces)
         self._lock = threading.Lock()
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Sources whose part is not complete."""
+        with self._lock:
+            return tuple(sorted(self._missing))
+
     def windows(self, source: str) -> list[np.ndarray]:
         """Writable views for the pieces of one source, in the order of its message."""
         return [self._shards.view(places[0]) for places in self.landing.pieces[source]]

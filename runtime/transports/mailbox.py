@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,10 +17,27 @@ from shardopt.runtime.transports.landing import Arrival, Landing
 Payload = Sequence[np.ndarray | None]
 
 
+@dataclass(frozen=True)
+class LinkStates:
+    """What the links of one worker say of themselves, at one moment.
+
+    sending         workers to whom bytes are under way that have not reached them
+    quiet           workers of whom nothing has come that is not a whole message in the mailbox
+    received_bytes  of all messages so far, also of those that are not complete
+    """
+
+    sending: frozenset[str]
+    quiet: frozenset[str]
+    received_bytes: int = 0
+
+
 class Transport(Protocol):
     """How one worker reaches the others."""
 
     mailbox: Mailbox
+
+    def links(self) -> LinkStates:
+        """Any thread may ask. Raises nothing."""
 
     def send(
         self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False
@@ -94,6 +112,15 @@ class Mailbox:
                     raise self._failure
                 self._changed.wait()
             return self._messages.pop((step, tag))
+
+    def missing(self, step: int, tag: int) -> tuple[str, ...]:
+        """Workers whose part of a message is not there."""
+        with self._changed:
+            landing = self._landings.get(tag)
+            if landing is None or (step, tag) in self._messages:
+                return ()
+            arrival = self._arrivals.get((step, tag))
+        return tuple(landing.pieces) if arrival is None else arrival.missing
 
     def cancel(self, failure: BaseException) -> None:
         """Make every present and later `take` of a message that is not there raise; the first

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardopt.runtime.errors import MessageLost, PeerGone
-from shardopt.runtime.transports.mailbox import Mailbox
+from shardopt.runtime.transports.mailbox import LinkStates, Mailbox
 from shardopt.runtime.transports.sockets import Address
 
 RECEIVE = "receive"  # concurrency group, and method, of the actors
@@ -68,6 +68,10 @@ class RayObjectTransport:
             )
         except Exception as error:
             self.mailbox.cancel(error)
+
+    def links(self) -> LinkStates:
+        """`send` returns when the receiver has the message."""
+        return LinkStates(frozenset(), frozenset(self._actors))
 
     def close(self) -> None:
         """Ray ends the actors."""

@@ -16,11 +16,13 @@ for it."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hmac
 import secrets
 import socket
 import struct
 import sys
+import termios
 import threading
 from collections.abc import Mapping, Sequence
 from time import monotonic
@@ -29,10 +31,11 @@ from typing import NamedTuple
 import numpy as np
 
 from shardopt.runtime.errors import MessageLost, PeerGone
-from shardopt.runtime.transports.mailbox import Mailbox
+from shardopt.runtime.transports.mailbox import LinkStates, Mailbox
 from shardopt.runtime.transports.vectors import receive_arrays, receive_exactly, send_arrays
 
 _HEADER = struct.Struct("<QQQQ")  # number on this connection, step, tag, bytes that follow
+_QUEUE = struct.Struct("i")  # bytes that are in one
 _NAME = struct.Struct("<H")  # bytes of the sender's name
 # As long as the answer, a SHA-256.
 _CHALLENGE_BYTES = 32
@@ -67,7 +70,8 @@ class SocketTransport:
         self.mailbox = mailbox
         self._token = token
         self._name = name.encode()
-        self._peers: dict[str, _Connection] = {}
+        self._peers: dict[str, _Outgoing] = {}
+        self._sources: dict[str, _Incoming] = {}
         self._accepted: set[socket.socket] = set()
         self._unproved = threading.Semaphore(_MAX_UNPROVED)
         self._closed = False
@@ -102,7 +106,7 @@ class SocketTransport:
                     f"the listener for mesh '{name}' does not know this run's token"
                 )
             connection.settimeout(None)
-            self._peers[name] = _Connection(connection)
+            self._peers[name] = _Outgoing(connection)
 
     def send(
         self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False
@@ -118,6 +122,17 @@ class SocketTransport:
             raise PeerGone(
                 f"the connection to worker '{target}' is broken ({error.strerror})"
             ) from error
+
+    def links(self) -> LinkStates:
+        return LinkStates(
+            frozenset(name for name, peer in self._peers.items() if _unsent(peer.socket)),
+            frozenset(
+                name
+                for name, each in self._sources.copy().items()
+                if each.is_between and not _unread(each.socket)
+            ),
+            sum(each.bytes for each in self._sources.copy().values()),
+        )
 
     def cut(self) -> None:
         """Break the connection to the first of the workers that this one sends to."""
@@ -178,9 +193,11 @@ class SocketTransport:
                 # Admitted or refused: it counts as a stranger no longer.
                 self._unproved.release()
             number = 0
-            while source is not None:
-                self._receive(connection, source, number)
-                number += 1
+            if source is not None:
+                incoming = self._sources[source] = _Incoming(connection)
+                while True:
+                    self._receive(incoming, source, number)
+                    number += 1
         except Exception as error:
             # Strangers harm nobody but themselves; what a worker of the run does wrong ends the
             # run.
@@ -191,8 +208,11 @@ class SocketTransport:
             self._accepted.discard(connection)
             connection.close()
 
-    def _receive(self, connection: socket.socket, source: str, expected: int) -> None:
-        number, step, tag, size = _HEADER.unpack(receive_exactly(connection, _HEADER.size))
+    def _receive(self, incoming: _Incoming, source: str, expected: int) -> None:
+        incoming.is_between = True
+        header = receive_exactly(incoming.socket, _HEADER.size)
+        incoming.is_between = False
+        number, step, tag, size = _HEADER.unpack(header)
         if number != expected:
             lost = f"message {expected} from worker '{source}' was lost"
             raise MessageLost(f"{lost}: found number {number} (tag {tag}, step {step}) instead")
@@ -204,7 +224,7 @@ class SocketTransport:
             raise ValueError(
                 f"message {tag} of worker '{source}': expected {size_expected} bytes, found {size}"
             )
-        receive_arrays(connection, windows)
+        receive_arrays(incoming.socket, windows, incoming.count)
         self.mailbox.close(source, step, tag)
 
     def _admit(self, connection: socket.socket) -> str | None:
@@ -246,12 +266,45 @@ def _receive_by(deadline: float, connection: socket.socket, size: int) -> bytes:
     return data
 
 
-class _Connection:
+class _Outgoing:
     """What this worker sends to one other."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.sent = 0  # messages
+
+
+class _Incoming:
+    """What one other worker sends to this one. Only its own thread writes here."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.is_between = False  # messages: it waits for the first byte of the next
+        self.bytes = 0  # of arrays
+
+    def count(self, size: int) -> None:
+        self.bytes += size
+
+
+def _unsent(connection: socket.socket) -> int:
+    """Bytes that the system has taken and the peer's has not acknowledged; to a process of this
+    host, those that it has not read."""
+    return _asked(connection, termios.TIOCOUTQ)
+
+
+def _unread(connection: socket.socket) -> int:
+    """Bytes that have come and that nobody has read."""
+    return _asked(connection, termios.FIONREAD)
+
+
+def _asked(connection: socket.socket, request: int) -> int:
+    """Of a connection that is closed, or a system that does not say: 1, as who cannot be asked is
+    not known to be at rest."""
+    try:
+        (size,) = _QUEUE.unpack(fcntl.ioctl(connection.fileno(), request, _QUEUE.pack(0)))
+    except (OSError, ValueError):
+        return 1
+    return int(size)
 
 
 def _listen_near() -> tuple[str, socket.socket | None]:

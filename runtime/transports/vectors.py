@@ -7,13 +7,22 @@ short runs pass through a small buffer, part by part, while it is in the cache."
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
+Count: TypeAlias = Callable[[int], None]  # is told bytes as they come
+
 _RUN_BYTES = 1 << 14  # a shorter run costs more in bookkeeping than its copy takes
 _STAGE_BYTES = 1 << 19  # stays in the second-level cache
+# Read in one call: a slow link is seen to move, and a fast one pays a call for milliseconds of it.
+_TURN_BYTES = 1 << 24
 _VECTORS = 512  # of at most 1024 that the system takes in one call
+
+
+def _ignored(size: int) -> None:
+    """For those who do not count."""
 
 
 def send_arrays(connection: socket.socket, header: bytes, arrays: Sequence[np.ndarray]) -> None:
@@ -30,8 +39,11 @@ def send_arrays(connection: socket.socket, header: bytes, arrays: Sequence[np.nd
     _send_all(connection, vectors)
 
 
-def receive_arrays(connection: socket.socket, arrays: Sequence[np.ndarray]) -> None:
-    """Fill the arrays, in order. Raises EOFError when the peer closes first."""
+def receive_arrays(
+    connection: socket.socket, arrays: Sequence[np.ndarray], count: Count = _ignored
+) -> None:
+    """Fill the arrays, in order; `count` is told the bytes as they come. Raises EOFError when the
+    peer closes first."""
     vectors: list[memoryview] = []
     staged: list[tuple[np.ndarray, np.ndarray]] = []
     for part in _parts(arrays):
@@ -39,8 +51,8 @@ def receive_arrays(connection: socket.socket, arrays: Sequence[np.ndarray]) -> N
             staged.append((part, np.empty(part.shape, part.dtype)))
         vectors.append(_bytes(staged[-1][1] if staged and staged[-1][0] is part else part))
         if len(vectors) >= _VECTORS or sum(each.nbytes for _, each in staged) >= _STAGE_BYTES:
-            _receive_all(connection, vectors, staged)
-    _receive_all(connection, vectors, staged)
+            _receive_all(connection, vectors, staged, count)
+    _receive_all(connection, vectors, staged, count)
 
 
 def receive_exactly(connection: socket.socket, size: int) -> bytes:
@@ -50,21 +62,35 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def receive_vectors(connection: socket.socket, vectors: list[memoryview]) -> None:
+def receive_vectors(
+    connection: socket.socket, vectors: list[memoryview], count: Count = _ignored
+) -> None:
     while vectors:
-        # The system fills all of it before it returns: fewer turns at the interpreter's lock.
-        count = connection.recvmsg_into(vectors, 0, socket.MSG_WAITALL)[0]
-        if count == 0:
+        # The system fills all of a turn before it returns: fewer turns at the interpreter's lock.
+        size = connection.recvmsg_into(_turn(vectors), 0, socket.MSG_WAITALL)[0]
+        if size == 0:
             raise EOFError("the peer closed the connection")
-        _skip(vectors, count)
+        count(size)
+        _skip(vectors, size)
+
+
+def _turn(vectors: list[memoryview]) -> list[memoryview]:
+    """The first ones, or the beginning of the first."""
+    size = 0
+    for number, vector in enumerate(vectors):
+        size += vector.nbytes
+        if size > _TURN_BYTES:
+            return vectors[:number] if number else [vector[:_TURN_BYTES]]
+    return vectors
 
 
 def _receive_all(
     connection: socket.socket,
     vectors: list[memoryview],
     staged: list[tuple[np.ndarray, np.ndarray]],
+    count: Count,
 ) -> None:
-    receive_vectors(connection, vectors)
+    receive_vectors(connection, vectors, count)
     for part, stage in staged:
         part[...] = stage
     vectors.clear()

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from shardopt.options.plan_options import PlanOptions
 from shardopt.tools.commands.compare_measured import add_compare_measured
 from shardopt.tools.commands.profile import add_profile
 from shardopt.tools.commands.program import add_program
@@ -26,7 +26,7 @@ from shardopt.tools.common import (
     report,
     run_tool,
 )
-from shardopt.tools.plan.arguments import add_plan_options
+from shardopt.tools.option_flags import add_options
 from shardopt.tools.plan.file_command import (
     add_plan_file_options,
     planning_options,
@@ -34,9 +34,6 @@ from shardopt.tools.plan.file_command import (
 )
 from shardopt.tools.run.command import add_run
 from shardopt.tools.supervisor import Crash, Trace, supervised
-
-if TYPE_CHECKING:
-    from shardopt.options.plan_options import PlanOptions
 
 _PROG = "shardopt"
 # Commands that read a module, which C++ may not survive, and the argument that names it.
@@ -135,7 +132,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "Plan MODEL (StableHLO text, MLIR bytecode or a portable artifact) for a cluster."
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="file, or - for standard input")
-    add_plan_options(parser)
+    add_options(parser, PlanOptions)
     add_plan_file_options(parser)
     parser.add_argument(
         "--no-cache", dest="cache", action="store_false", help="use and keep nothing in the cache"

@@ -16,7 +16,7 @@ from exported_model import TEXT, example, inputs, load
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import Kind, MeshError
 from shardopt.runtime.faults import Fault
-from shardopt.runtime.health.monitor import Limits
+from shardopt.runtime.health.limits import Limits
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.restart import Recovery, run_steps
 from shardopt.runtime.run import Outputs, Run

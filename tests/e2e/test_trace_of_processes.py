@@ -12,7 +12,7 @@ from exported_model import example, inputs
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.faults import Fault
-from shardopt.runtime.health.monitor import Limits
+from shardopt.runtime.health.limits import Limits
 from shardopt.runtime.program.instructions import Send
 from shardopt.runtime.run import Run
 from shardopt.runtime.tracing.spans import task_times

@@ -6,14 +6,17 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args
 
 from shardopt.options.names import BackendName, PlatformName, TransportName
+from shardopt.runtime.health.limits import Limits
 from shardopt.support.errors import UserError
 from shardopt.support.sizes import parse_bytes
 from shardopt.tools.common import EXIT_OK, EXIT_RUN_FAILED, count
+from shardopt.tools.option_flags import add_options
 from shardopt.tools.run.check import check
 from shardopt.tools.run.checkpoints import add_checkpoints, checkpoint_options, tell_restart
 from shardopt.tools.run.inputs import read_inputs, read_program
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from shardopt.runtime.run import Outputs, Run
 
 _WATCHDOG_SECONDS = 60.0
-_PROGRESS_SECONDS = 600.0
 # A single step has no time left to tell, and no seconds a step before it ends.
 _STEPS_WITH_PROGRESS = 2
 
@@ -104,13 +106,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="say where every worker stands after so long without progress (default 60; 0 for "
         "never)",
     )
-    parser.add_argument(
-        "--progress-limit",
-        type=float,
-        default=_PROGRESS_SECONDS,
-        metavar="SECONDS",
-        help="give the run up after so long without progress (default 600)",
-    )
+    add_options(parser, Limits)
     add_checkpoints(parser)
     add_views(parser)
     parser.set_defaults(run=_run)
@@ -137,7 +133,6 @@ def _run(args: argparse.Namespace) -> int:
 
 def _run_plan(args: argparse.Namespace) -> None:
     from shardopt.runtime.driver import open_run
-    from shardopt.runtime.health.monitor import Limits
     from shardopt.runtime.inputs import random_inputs
     from shardopt.runtime.restart import Recovery, run_steps
 
@@ -162,7 +157,7 @@ def _run_plan(args: argparse.Namespace) -> None:
         "watchdog_seconds": args.watchdog or None,
         "devices_per_host": args.devices_per_host,
         "ray_address": args.ray_address,
-        "limits": Limits(progress_seconds=args.progress_limit),
+        "limits": Limits(**{each.name: getattr(args, each.name) for each in fields(Limits)}),
         "checkpoints": checkpoint_options(args),
     }
     with _progress(args.steps) as advance:

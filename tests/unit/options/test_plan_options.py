@@ -45,8 +45,8 @@ from shardopt.runtime.driver import open_run
 from shardopt.runtime.options import RunOptions
 from shardopt.support.documents import errors_of
 from shardopt.tools.common import ToolParser
+from shardopt.tools.option_flags import add_options
 from shardopt.tools.plan import file_command
-from shardopt.tools.plan.arguments import add_plan_options
 
 ROOT = Path(__file__).parents[3]
 ROWS = rows(PlanOptions)
@@ -79,7 +79,7 @@ def takers(phase: Phase, name: str) -> list[tuple[str, OptionSpec]]:
 
 def plan_parser(table: type = PlanOptions) -> ToolParser:
     parser = ToolParser(prog="plan")
-    add_plan_options(parser, table)
+    add_options(parser, table)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The options of planning on the command line, from their table."""
+"""Options on the command line, from their table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from shardopt.options.plan_options import PlanOptions
 from shardopt.options.table import Row, rows
 from shardopt.tools.common import count
 
@@ -15,7 +14,7 @@ from shardopt.tools.common import count
 _UNSET = "auto"
 
 
-def add_plan_options(parser: argparse.ArgumentParser, table: type = PlanOptions) -> None:
+def add_options(parser: argparse.ArgumentParser, table: type) -> None:
     """Add a flag for every option, whose value is stored under the name of its field."""
     for row in rows(table):
         parser.add_argument(row.flag, dest=row.field, **_settings(row))
