@@ -8,7 +8,7 @@ from jax.extend.backend import get_compile_options
 from jaxlib import lapack
 from jaxlib import xla_client as xc
 
-from shardopt.runtime.devices.xla import keep_barriers
+from shardopt.runtime.devices.xla import compile_quickly, keep_barriers
 
 
 def compiled_text(bytecode: bytes, devices: int, *, shardy: bool) -> str:
@@ -17,7 +17,8 @@ def compiled_text(bytecode: bytes, devices: int, *, shardy: bool) -> str:
 
     Compiled as fast as XLA can, and never run: for those who want to know what it would exchange.
     """
-    return str(_compiled_for_host(bytecode, devices, shardy).hlo_modules()[0].to_string())
+    compiled = _compiled_for_host(bytecode, devices, shardy, usual_kernels=False)
+    return str(compiled.hlo_modules()[0].to_string())
 
 
 def compiled_bytes(bytecode: bytes, devices: int, *, shardy: bool) -> int:
@@ -35,7 +36,9 @@ def compiled_costs(bytecode: bytes) -> dict[str, float]:
     return dict(_compiled_for_host(bytecode, 1, shardy=False).cost_analysis())
 
 
-def _compiled_for_host(bytecode: bytes, devices: int, shardy: bool) -> Any:
+def _compiled_for_host(
+    bytecode: bytes, devices: int, shardy: bool, *, usual_kernels: bool = True
+) -> Any:
     # Its custom calls crash the process otherwise.
     if b"lapack" in bytecode:
         lapack._lapack.initialize()
@@ -49,8 +52,6 @@ def _compiled_for_host(bytecode: bytes, devices: int, shardy: bool) -> Any:
     build = options.executable_build_options
     build.use_spmd_partitioning = True
     build.use_shardy_partitioner = shardy
-    # Half the compile time, and the same collectives.
-    build.debug_options.xla_backend_optimization_level = 0
-    build.debug_options.xla_llvm_disable_expensive_passes = True
+    compile_quickly(options, usual_kernels=usual_kernels)
     keep_barriers(build, bytecode)
     return client.compile_and_load(bytecode, xc.DeviceList(tuple(of_client)), options)

@@ -3,10 +3,7 @@ the same numbers."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,8 @@ from jax import export
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import shardopt
+from tests.e2e.host_devices import run_on_host_devices
 
-ROOT = Path(__file__).parents[2]
 CLUSTER = "cpu-test:1x8"
 FREE = PartitionSpec.UNCONSTRAINED
 
@@ -104,19 +101,7 @@ def test_in_shardings_and_constraints_are_obeyed(tmp_path: Path) -> None:
         "- {argument: 'params.*', replicated: true}\n- {argument: x, replicated: true}\n"
     )
     program = f"from tests.e2e.test_annotations import check; check({str(tmp_path / 'c.yaml')!r})"
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-    }
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    run = run_on_host_devices(program, devices=8)
     assert run.stdout == "checked\n", run.stderr
     assert "warning" not in run.stderr
 

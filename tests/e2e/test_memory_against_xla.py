@@ -21,7 +21,7 @@ from shardopt.ir.rewriting import functions, operations
 from shardopt.mesh.mesh import parse_mesh
 from shardopt.passes.base import PassFailure
 from shardopt.pipeline.manager import run_pipeline
-from shardopt.runtime.devices.xla import XlaMesh
+from shardopt.runtime.devices.compiled import compiled_bytes
 from shardopt.runtime.reference import compare, run_reference
 from shardopt.solve.sharding.budget.search import fit
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
@@ -52,13 +52,7 @@ class Planned:
             function = stage_function(module, parse_mesh(mesh))
             [main] = functions(module)
             self.predicted = read_cost(main).peak_bytes
-        stats = XlaMesh(parse_mesh(mesh)).compile(function)._loaded.get_compiled_memory_stats()
-        self.compiled = (
-            stats.argument_size_in_bytes
-            + stats.output_size_in_bytes
-            + stats.temp_size_in_bytes
-            - stats.alias_size_in_bytes
-        )
+        self.compiled = compiled_bytes(function.bytecode, parse_mesh(mesh).size, shardy=True)
         self.program = Compiled((), (), parse_mesh(mesh), function, self.reference, inputs)
 
     def check_numbers(self) -> None:

@@ -3,9 +3,6 @@ process."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,8 @@ import pytest
 import shardopt
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
+from tests.e2e.host_devices import run_on_host_devices
 
-ROOT = Path(__file__).parents[2]
 CLUSTER = "cpu-test:1x4"
 
 
@@ -167,20 +164,7 @@ for mesh, intra_op in (("2x2", "heuristic"), ("4", "data"), ("2x2", "ilp"), ("2"
 
 @pytest.mark.slow
 def test_sharded_functions_run_under_plain_jit() -> None:
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED_STEPS],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_on_host_devices(SHARDED_STEPS, devices=4)
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows[:2] == [["2x2", "heuristic", "True", "True"], ["4", "data", "True", "True"]]
     assert rows[3] == ["2", "replicate", "False", "False"]

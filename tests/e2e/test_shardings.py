@@ -3,10 +3,6 @@ another process."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,8 +10,7 @@ import numpy as np
 import pytest
 
 import shardopt
-
-ROOT = Path(__file__).parents[2]
+from tests.e2e.host_devices import run_on_host_devices
 
 STEPS = """
 import jax, jax.numpy as jnp, numpy as np
@@ -84,20 +79,7 @@ for kind in (AxisType.Auto, AxisType.Explicit):
 @pytest.mark.slow
 def test_steps_under_the_users_own_jit() -> None:
     """Values, state that comes back where it was, and the very collectives of `shardopt.shard`."""
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", STEPS],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_host_devices(STEPS, devices=8)
 
 
 def scale(x: jax.Array, factor: int) -> jax.Array:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -185,7 +186,9 @@ def imports_of(tree: ast.AST, at_top: bool = True) -> Iterator[tuple[int, str, b
             yield from imports_of(node, at_top and not inside)
 
 
+@cache
 def all_imports() -> list[Import]:
+    """Read when a test asks for them, as every process collects this file."""
     imports = []
     for folder, prefix in ((ROOT / "shardopt", ""), (ROOT / "runtime", "runtime")):
         for path in sorted(folder.rglob("*.py")):
@@ -200,12 +203,9 @@ def all_imports() -> list[Import]:
     return imports
 
 
-IMPORTS = all_imports()
-
-
 def test_packages_import_only_what_they_may() -> None:
     wrong = []
-    for each in IMPORTS:
+    for each in all_imports():
         parts = each.module.split(".")
         if parts[0] != "shardopt" or each.package == "shardopt" or len(parts) < 3:
             continue
@@ -217,8 +217,8 @@ def test_packages_import_only_what_they_may() -> None:
 def module_graph() -> dict[str, set[str]]:
     """Who imports whom, among modules of ours. Imports inside of functions count as well: they make
     a circle run, but whoever reads it still goes round."""
-    graph: dict[str, set[str]] = {i.module_name: set() for i in IMPORTS}
-    for each in IMPORTS:
+    graph: dict[str, set[str]] = {i.module_name: set() for i in all_imports()}
+    for each in all_imports():
         target = each.module if each.module in graph else each.module.rpartition(".")[0]
         if target in graph:
             graph[each.module_name].add(target)
@@ -271,7 +271,7 @@ def test_a_room_imports_only_from_those_before_it(package: str) -> None:
 def test_what_stands_around_the_package_imports_modules_that_exist() -> None:
     """Tests, benchmarks, examples and scripts too: a moved module is found before they are run, and
     also where an import runs late."""
-    modules = {i.module_name for i in IMPORTS}
+    modules = {i.module_name for i in all_imports()}
     wrong = []
     for folder in ("tests", "benchmarks", "examples", "scripts"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -296,7 +296,9 @@ def test_every_room_says_what_is_in_it() -> None:
 
 def test_planning_is_pure() -> None:
     wrong = [
-        str(i) for i in IMPORTS if i.package in PURE and i.module.split(".")[0] in IMPURE_MODULES
+        str(i)
+        for i in all_imports()
+        if i.package in PURE and i.module.split(".")[0] in IMPURE_MODULES
     ]
     assert wrong == []
 
@@ -305,7 +307,7 @@ def test_pipeline_knows_passes_only_through_the_registry() -> None:
     infrastructure = {f"shardopt.passes.{name}" for name in registry.INFRASTRUCTURE}
     wrong = [
         str(i)
-        for i in IMPORTS
+        for i in all_imports()
         if i.package in ("pipeline", "tools", "frontend")
         and i.module.startswith("shardopt.passes.")
         and not any(i.module == name or i.module.startswith(f"{name}.") for name in infrastructure)
@@ -315,7 +317,7 @@ def test_pipeline_knows_passes_only_through_the_registry() -> None:
 
 def test_heavy_modules_are_imported_late() -> None:
     wrong = []
-    for each in IMPORTS:
+    for each in all_imports():
         top = each.module.split(".")[0]
         if each.at_top and top in HEAVY and each.package not in HEAVY[top]:
             wrong.append(str(each))
