@@ -1,5 +1,5 @@
-"""Predicted throughput of Alpa's models on its cluster, method by method, beside what its authors
-measured.
+"""Figures 7 and 9 of the paper: predicted throughput of its models on its cluster, method by
+method, beside what its authors measured.
 
     python -m benchmarks.alpa [--models gpt,moe,wresnet] [--gpus 1,4,8] [--methods
                               shardopt,intra-only] [--limit 600] [-o results.json] [--finish]
@@ -20,7 +20,8 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.alpa.methods import METHODS
-from benchmarks.alpa.report import bars_svg, tables
+from benchmarks.alpa.report import picture, tables
+from benchmarks.alpa.revision import revision
 from benchmarks.alpa.specs import CASES, Case
 
 FAMILIES = ("gpt", "moe", "wresnet")
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _write(args.output, results)
     print(tables(results))
     if args.svg is not None:
-        args.svg.write_text(bars_svg(results))
+        args.svg.write_text(picture(results))
     return 0
 
 
@@ -109,16 +110,7 @@ def run(
     except (IndexError, ValueError):
         last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
         result = {"error": f"ended with {done.returncode}: {last}", "crash": True}
-    return {**result, "wall_seconds": round(perf_counter() - begin, 1), "revision": _revision()}
-
-
-def _revision() -> str:
-    """The commit of this checkout, "" outside of one."""
-    folder = Path(__file__).parent
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True
-    )
-    return git.stdout.strip()
+    return {**result, "wall_seconds": round(perf_counter() - begin, 1), "revision": revision()}
 
 
 def _read(path: Path | None) -> Results:

@@ -1,4 +1,4 @@
-"""What Alpa's authors measured: TFLOPS of a GPU, the bars of figures 8 (whole step) and 10
+"""What Alpa's authors measured: TFLOPS of a GPU, the bars of figures 7 (whole step) and 9
 (inter-operator passes).
 
 From the files of the artifact that the figures are drawn from (github.com/alpa-projects/alpa,

@@ -1,15 +1,15 @@
-"""Results as Markdown tables and as a picture of bars like the paper's figure 8."""
+"""Results as Markdown tables and as a picture of bars like the paper's figure 7."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from benchmarks.alpa.bars import Bar, Group, Panel, bars_svg
 from benchmarks.alpa.methods import METHODS
 from benchmarks.alpa.published import OUT_OF_MEMORY, published
 from benchmarks.alpa.specs import CASES, Case
 
 Row = Mapping[str, object]
-_COLORS = ("#2b6cb0", "#dd6b20", "#38a169", "#805ad5", "#d53f8c", "#718096", "#b7791f", "#319795")
 
 
 def tflops(case: Case, seconds: float) -> float:
@@ -78,75 +78,37 @@ def _said(case: Case, row: Row | None) -> str:
     return "does not fit" if "memory" in str(row.get("error")) else "no plan"
 
 
-def bars_svg(results: Mapping[str, Row]) -> str:
-    """Predicted bars, with the paper's measurement as a line across each; one row of groups a
-    family."""
-    parts, top = [], 0
-    for family in ("gpt", "moe", "wresnet"):
-        methods = _methods(family, results)
-        if methods:
-            parts += _panel(family, methods, results, top)
-            top += 200
-    body = "\n".join(parts)
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{top}" '
-        'font-family="sans-serif">'
+def picture(results: Mapping[str, Row]) -> str:
+    """One panel a family; a method has one color in all of them."""
+    return bars_svg(
+        [
+            _panel(family, results)
+            for family in ("gpt", "moe", "wresnet")
+            if _methods(family, results)
+        ],
+        tuple(METHODS),
     )
-    return f"{head}\n{body}\n</svg>\n"
 
 
-def _panel(family: str, methods: list[str], results: Mapping[str, Row], top: int) -> list[str]:
-    cases = [
-        case
-        for case in CASES
-        if case.family == family and any(best(case, m, results) for m in methods)
-    ]
-    values = {
-        (case.name, m): _height(case, best(case, m, results)) for case in cases for m in methods
-    }
-    paper_values = {
-        (case.name, m): published(family, m, case.devices) or 0.0 for case in cases for m in methods
-    }
-    scale = 130 / max(*values.values(), *paper_values.values(), 1e-9)
-    base, group = top + 170, 720 // max(len(cases), 1)
-    width = max(4, (group - 20) // len(methods))
-    parts = [
-        _text(
-            10,
-            top + 16,
-            f"{family}: TFLOPS of a GPU, predicted (bar) and measured in the paper (line)",
-            12,
-        )
-    ]
-    for number, method in enumerate(methods):
-        x = 10 + 90 * number
-        parts.append(
-            f'<rect x="{x}" y="{top + 22}" width="9" height="9" fill="{_COLORS[number]}"/>'
-        )
-        parts.append(_text(x + 12, top + 30, method, 10))
-    for place, case in enumerate(cases):
-        left = 20 + place * group
-        parts.append(_text(left, base + 14, f"{case.name} · {case.devices}", 10))
-        for number, method in enumerate(methods):
-            x, tall = left + number * width, values[case.name, method] * scale
-            if tall:
-                parts.append(_bar(x, base - tall, width - 2, tall, _COLORS[number]))
-            if paper_values[case.name, method]:
-                parts.append(
-                    _bar(x, base - paper_values[case.name, method] * scale, width - 2, 2, "#000")
-                )
-    return parts
+def _panel(family: str, results: Mapping[str, Row]) -> Panel:
+    methods = _methods(family, results)
+    groups = []
+    for case in CASES:
+        rows = [best(case, method, results) for method in METHODS]
+        if case.family != family or not any(rows):
+            continue
+        bars = [
+            Bar(_height(case, row), published(family, method, case.devices) or 0.0)
+            if method in methods
+            else Bar(0.0, 0.0)
+            for method, row in zip(METHODS, rows, strict=True)
+        ]
+        groups.append(Group(f"{case.name} · {case.devices}", tuple(bars)))
+    title = f"{family}: TFLOPS of a GPU, predicted (bar) and measured in the paper (line)"
+    return Panel(title, tuple(groups))
 
 
 def _height(case: Case, row: Row | None) -> float:
     return (
         tflops(case, float(str(row["seconds"]))) if row is not None and row.get("seconds") else 0.0
     )
-
-
-def _bar(x: float, y: float, width: float, height: float, color: str) -> str:
-    return f'<rect x="{x}" y="{y:.1f}" width="{width}" height="{height:.1f}" fill="{color}"/>'
-
-
-def _text(x: float, y: float, text: str, size: int) -> str:
-    return f'<text x="{x}" y="{y}" font-size="{size}">{text}</text>'

@@ -44,6 +44,7 @@ class Case:
 
 CASES: tuple[Case, ...] = (
     Case("gpt-350m", GptSpec(1024, 24, 16), 1, 512, 1),
+    Case("gpt-760m", GptSpec(1536, 24, 16), 2, 128, 6),
     Case("gpt-1.3b", GptSpec(2048, 24, 32), 4, 128, 6),
     Case("gpt-2.6b", GptSpec(2560, 32, 32), 8, 128, 8),
     Case("gpt-6.7b", GptSpec(4096, 32, 32), 16, 64, 8),
@@ -57,6 +58,7 @@ CASES: tuple[Case, ...] = (
     Case("moe-27b", MoeSpec(2048, 16, 48), 32, 128, 8),
     Case("moe-70b", MoeSpec(2048, 32, 64), 64, 64, 8),
     Case("wresnet-250m", ResnetSpec(50, 160, 2), 1, 24, 16),
+    Case("wresnet-500m", ResnetSpec(50, 224, 2), 2, 24, 16),
     Case("wresnet-1b", ResnetSpec(50, 320, 2), 4, 24, 16),
     Case("wresnet-2b", ResnetSpec(50, 448, 2), 8, 24, 16),
     Case("wresnet-4b", ResnetSpec(50, 640, 2), 16, 32, 16),
