@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.alpa.kept import Result, fill
 from benchmarks.alpa.methods import options
 from benchmarks.alpa.pages import PAGE, write_part
+from benchmarks.alpa.phases import TO_STAGE, run_phases
 from benchmarks.alpa.specs import Case, find_case
 
 if TYPE_CHECKING:
@@ -56,18 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def planned(case: Case) -> Result:
     """Plan a case as far as the shardings are chosen. Raises UserError."""
     from shardopt.extract.chosen_plan import read_parts
-    from shardopt.frontend.calls.phase_options import phase_text
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.models.build import bytecode
     from shardopt.pipeline.manager import run_pipeline
-    from shardopt.pipeline.phases import phase_range
 
     chosen = options(case, "shardopt")
     with make_context() as context:
         module = load_module(bytecode(case.spec), context)
-        for phase in ("import", "microbatch", "cluster", "stage"):
-            run_pipeline(module, phase_range(phase, phase, phase_text(chosen, phase)))
+        run_phases(module, chosen, TO_STAGE)
         run_pipeline(module, _DECISIONS)
         forward = [
             part for part in read_parts(module) if _attribute(part, "shardopt.kind") == "fwd"

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from benchmarks.alpa.methods import METHODS, options
+from benchmarks.alpa.phases import TO_STAGE
 from benchmarks.alpa.specs import CASES, Case, find_case
 from shardopt.frontend.calls.phase_options import phase_text
 from shardopt.frontend.plans.plan import PlanOptions
 from shardopt.support.errors import UserError
 
-_TO_STAGE = ("import", "microbatch", "cluster", "stage")
 _KEPT = ("stage candidates", "sharding problems solved", "stages", "predicted step seconds")
 
 
@@ -77,7 +77,7 @@ def _planned(
     row: dict[str, object] = {}
     with make_context() as context:
         module = load_module(source, context)
-        for phase in PHASE_NAMES if finish else _TO_STAGE:
+        for phase in PHASE_NAMES if finish else TO_STAGE:
             begin = perf_counter()
             result = run_pipeline(module, phase_range(phase, phase, phase_text(chosen, phase)))
             planning[phase] = round(perf_counter() - begin, 2)
