@@ -59,6 +59,12 @@ class Layout:
         return self.shape[0] * self.shape[1]
 
     @property
+    def splits_optimizer_alone(self) -> bool:
+        """Whether every device has all weights that its replica computes with, and ZeRO a part of
+        their float32 values, which systems count to the optimizer's state."""
+        return self.intra_op.endswith(("zero1", "zero2"))
+
+    @property
     def microbatches(self) -> int:
         """Of a step, where the microbatch is stated."""
         assert self.microbatch is not None, "the caller fills in what is open"

@@ -20,6 +20,8 @@ _STAGES_THAT_DIFFER = 3
 # Of what a row leaves open: larger microbatches than these take much longer to plan for nothing, as
 # products are as large as they need to be.
 _MOST_EXAMPLES = 16
+# Of a device's memory, for plans that the solver makes: the planner's default.
+_FRACTION = 0.9
 
 
 def prediction(case: Case) -> Prediction:
@@ -58,12 +60,26 @@ def _with_least_recomputation(case: Case, layout: Layout) -> Prediction:
     return _prediction(case, layout, Recomputation(layers=True))
 
 
-def _prediction(case: Case, layout: Layout, recomputation: Recomputation) -> Prediction:
+def prediction_within(case: Case, fraction: float) -> Prediction:
+    """Of the stated plan where it has to fit into a fraction of the memory: methods leave it to the
+    planner what is gathered or made twice. The model is planned as a whole, as what makes it fit is
+    not alike in all blocks. Raises UserError where it does not fit."""
+    layout = next(open_microbatches(case.layout))
+    return _prediction(case, layout, layout.recomputation or Recomputation(), fraction)
+
+
+def _prediction(
+    case: Case, layout: Layout, recomputation: Recomputation, fraction: float = 0.0
+) -> Prediction:
     blocks = case.spec.layers // (layout.stages * block_layers(case.spec))
-    stages = _short_stages(layout, case.machine.devices_per_host)
+    if layout.intra_op == "ilp":  # whether a stated plan fits is for the reader; this one has to
+        fraction = fraction or _FRACTION
+    stages, counts = _short_stages(layout, case.machine.devices_per_host), (blocks, blocks)
+    if not fraction:
+        counts = short_blocks(stages, blocks, layout.intra_op)
     first, second = (
-        _planned(_short(case, layout, recomputation, stages, n))
-        for n in short_blocks(stages, blocks, layout.intra_op)
+        _planned(replace(_short(case, layout, recomputation, stages, n), memory_fraction=fraction))
+        for n in counts
     )
     host = case.machine.devices_per_host
     shape = Shape(layout.pp, layout.stages, blocks, layout.width, host)
@@ -104,7 +120,7 @@ def _short(
     return ShortCase(
         spec=spec,
         dtype=case.dtype,
-        how=Computing(case.float8, recomputation.within),
+        how=Computing(case.float8, recomputation.within, layout.splits_optimizer_alone),
         machine=case.machine,
         stages=stages,
         shape=layout.shape,

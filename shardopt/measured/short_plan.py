@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from shardopt.extract.pipeline_graph import PipelineGraph
 
 
-# Whether a plan that is stated fits is for the reader of its prediction.
-_AMPLE_BYTES = 2**50
-
-
 @dataclass(frozen=True)
 class ShortPlan:
     """A planned pipeline of `blocks` blocks a stage, one stage a mesh. `outside_seconds` is what
@@ -40,7 +36,8 @@ class ShortPlan:
 @dataclass(frozen=True)
 class ShortCase:
     """What a short plan is made of: a model whose `layers` and `batch` are those of the short
-    plan, which computes as `how` says, and stages of devices as `shape`, sharded by `intra_op`."""
+    plan, which computes as `how` says, and stages of devices as `shape`, sharded by `intra_op`,
+    within a fraction of a device's memory; 0 stands for no limit."""
 
     spec: Spec
     dtype: str
@@ -51,21 +48,13 @@ class ShortCase:
     intra_op: str
     recompute: str
     microbatches: int
+    memory_fraction: float = 0.0
 
     @property
     def cluster(self) -> Cluster:
-        """As many hosts as the stages need, of devices with memory for whatever a plan that leaves
-        no choice takes; the solver's plans have to fit."""
+        """As many hosts as the stages need."""
         width, total = self.machine.devices_per_host, self.stages * self.shape[0] * self.shape[1]
-        device = self.machine.device
-        if self.intra_op != "ilp":
-            device = replace(device, memory_bytes=_AMPLE_BYTES)
-        group = replace(
-            self.machine,
-            hosts=-(-total // width),
-            devices_per_host=min(width, total),
-            device=device,
-        )
+        group = replace(self.machine, hosts=-(-total // width), devices_per_host=min(width, total))
         return Cluster(group.name, (group,))
 
 
@@ -116,7 +105,7 @@ def plan_document(case: ShortCase) -> dict[str, Any]:
         "microbatches": case.microbatches,
         "batch_coupling": "per-microbatch",  # batch normalization takes what a microbatch has
         "schedule": "1f1b",
-        "memory_fraction": 0.0,  # whether it fits is for the reader of the prediction
+        "memory_fraction": case.memory_fraction,
     }
     return {
         "version": VERSION,

@@ -23,10 +23,12 @@ def build(spec: Spec, dtype: str | None = None, how: Computing = PLAIN) -> Model
     if isinstance(spec, GptSpec | LlamaSpec):
         family = gpt if isinstance(spec, GptSpec) else llama
         inputs, loss = token_batch(spec.batch, spec.sequence), partial(family.loss, how=how)
-        return Model(family.weights(spec), inputs, loss, adamw(), dtype or "f16")
+        weights = family.weights(spec)
+        return Model(weights, inputs, loss, adamw(), dtype or "f16", how.carries_copies)
     if isinstance(spec, MoeSpec):
         inputs, loss = token_batch(spec.batch, spec.sequence), partial(moe.loss, spec=spec, how=how)
-        return Model(moe.weights(spec), inputs, loss, adafactor(), dtype or "f16")
+        weights = moe.weights(spec)
+        return Model(weights, inputs, loss, adafactor(), dtype or "f16", how.carries_copies)
     images = wresnet.image_batch(spec)
     return Model(wresnet.weights(spec), images, wresnet.loss, momentum(), dtype or "f32")
 

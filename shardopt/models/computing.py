@@ -19,10 +19,15 @@ class Computing:
     `recomputed` is `none`; `attention`, what lies between the products with weights on either side
     of attention (Korthikanti et al., arXiv 2205.05198, section 5); or `all-but-products`, all but
     the results of products with weights and of attention (torchtitan's selective recomputation by
-    operation, arXiv 2410.06511, which also computes every second product again)."""
+    operation, arXiv 2410.06511, which also computes every second product again).
+
+    `carries_copies` lets the state hold the weights in the numbers of the model as well, so that a
+    step computes with what it is handed, and reads the float32 weights in its update alone. ZeRO
+    splits these with the optimizer state then (arXiv 1910.02054, section 5)."""
 
     float8: bool = False
     recomputed: Recomputed = "none"
+    carries_copies: bool = False
 
 
 PLAIN = Computing()

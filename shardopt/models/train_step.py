@@ -2,9 +2,9 @@
 
 Mixed precision: weights and optimizer state are float32, a step computes with copies of the weights
 in float16 or bfloat16. Alpa's artifact (`alpa/model/model_util.py`) carries the copies from step to
-step, here a step begins by making them; either way they live as long as microbatches run. In
-float16 the loss is scaled, so that gradients of a large batch do not vanish; the artifact leaves
-that out, which changes neither time nor memory."""
+step, and so does a step here if the model says so; else it begins by making them. Either way they
+live as long as microbatches run. In float16 the loss is scaled, so that gradients of a large batch
+do not vanish; the artifact leaves that out, which changes neither time nor memory."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ Loss = Callable[[Tree, Tree], jax.Array]
 @dataclass(frozen=True)
 class Model:
     """`weights` and `batch` describe the arguments of `loss(params, batch)`; `dtype` is what a step
-    computes in: `f32`, `f16` or `bf16`."""
+    computes in: `f32`, `f16` or `bf16`; `carries_copies` makes copies of the weights in that type
+    part of the state."""
 
     weights: Tree
     batch: Tree
     loss: Loss
     optimizer: Optimizer
     dtype: str
+    carries_copies: bool = False
 
 
 def state_weights(model: Model) -> Tree:
@@ -45,20 +47,35 @@ def state_weights(model: Model) -> Tree:
 
 def abstract_state(model: Model) -> Tree:
     """Shapes and types of the state: no memory is touched."""
-    return {
+    state = {
         "weights": abstract(model.weights, jnp.float32),
         "kept": abstract(state_weights(model), jnp.float32),
         "step": jax.ShapeDtypeStruct((), jnp.int32),
     }
+    return state | ({"copies": abstract(model.weights, _dtype(model))} if _copies(model) else {})
 
 
 def first_state(model: Model, seed: int = 0) -> Tree:
     """Arrays to begin with, for models small enough to run."""
-    return {
-        "weights": draw(model.weights, seed),
+    weights = draw(model.weights, seed)
+    state = {
+        "weights": weights,
         "kept": draw(state_weights(model)),
         "step": jnp.zeros((), jnp.int32),
     }
+    return state | ({"copies": _cast(weights, model)} if _copies(model) else {})
+
+
+def _copies(model: Model) -> bool:
+    return model.carries_copies and model.dtype != "f32"
+
+
+def _dtype(model: Model) -> Any:
+    return _HALF.get(model.dtype, jnp.float32)
+
+
+def _cast(weights: Tree, model: Model) -> Tree:
+    return jax.tree.map(lambda weight: weight.astype(_dtype(model)), weights)
 
 
 def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
@@ -69,10 +86,7 @@ def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
         return model.loss(params, batch) * scale
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
-        params = state["weights"]
-        if model.dtype != "f32":
-            dtype = _HALF[model.dtype]
-            params = jax.tree.map(lambda weight: weight.astype(dtype), params)
+        params = state["copies"] if _copies(model) else _cast(state["weights"], model)
         loss, grads = jax.value_and_grad(scaled_loss)(params, batch)
         count = state["step"] + 1
         pace = model.optimizer.pace(count)
@@ -85,6 +99,7 @@ def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
         ]
         full = shape.unflatten([weight for weight, _ in pairs])
         kept = shape.unflatten([new for _, new in pairs])
-        return {"weights": full, "kept": kept, "step": count}, loss / scale
+        state = {"weights": full, "kept": kept, "step": count}
+        return state | ({"copies": _cast(full, model)} if _copies(model) else {}), loss / scale
 
     return step

@@ -193,7 +193,7 @@ class PlanOptions:
     memory_fraction: float = row(
         0.9,
         help="share of a device's memory that a stage may fill; 0 removes the limit",
-        phases=("stage", "shard", "intra"),
+        phases=("stage", "shard", "intra", "schedule"),
         functions=_EVERYWHERE,
         in_file="changed",
         metavar="FRACTION",

@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 
 from shardopt.forms.scheduled_form import violations
 from shardopt.passes.base import Pass, PassContext
+from shardopt.passes.options import plan_option
 
 
 @dataclass(frozen=True)
@@ -21,5 +22,7 @@ class VerifyScheduled(Pass):
     name = "shardopt-verify-scheduled"
     summary = "check that the loop carries a schedule that can run in memory"
 
+    memory_fraction: float = plan_option("memory_fraction")
+
     def run(self, module: ir.Module, pm: PassContext) -> None:
-        pm.refuse(violations(module))
+        pm.refuse(violations(module, limits_memory=self.memory_fraction > 0))

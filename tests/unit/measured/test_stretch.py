@@ -14,6 +14,7 @@ from shardopt.measured.stretch import Pair, Shape, predict
 from shardopt.models.computing import PLAIN
 from shardopt.models.specs import GptSpec
 from shardopt.schedule.schedules import ScheduleText
+from shardopt.support.errors import UserError
 
 _MACHINE = replace(load_cluster("a100-80g").groups[0], devices_per_host=4)
 _SPEC = GptSpec(256, 1, 4, sequence=64, vocab=512, batch=16)
@@ -66,3 +67,13 @@ def test_what_the_solver_chooses_is_planned_whole() -> None:
     """It may shard few blocks, which fit, in other ways than many."""
     assert short_blocks(1, 8, "ilp") == (8, 8)
     assert short_blocks(1, 8, "zero3") == (2, 3)
+
+
+def test_no_fraction_of_the_memory_is_no_limit() -> None:
+    """In any phase: seconds and peaks of a plan that no device can hold."""
+    device = replace(_MACHINE.device, memory_bytes=2**16)
+    whole = Whole(1, 1, 1, (2, 2), "megatron", "layer")
+    case = replace(_planned(whole, 1, 1), machine=replace(_MACHINE, device=device))
+    assert max(short_plan(case).fragment_bytes) > 2**16
+    with pytest.raises(UserError, match=r"does not fit into|fits the memory"):
+        short_plan(replace(case, memory_fraction=0.9))
