@@ -12,7 +12,7 @@ from enum import IntEnum
 from shardopt.support.errors import UserError
 
 
-class Kind(IntEnum):
+class FailureKind(IntEnum):
     """What happened to a worker, from causes to consequences."""
 
     DIED = 0  # its process ended, or its machine is gone
@@ -31,7 +31,9 @@ class MeshError(Exception):
     `worker` is the name of the mesh, or `mesh/host` where the mesh has several hosts.
     """
 
-    def __init__(self, worker: str, where: str, cause: str, kind: Kind = Kind.FAILED) -> None:
+    def __init__(
+        self, worker: str, where: str, cause: str, kind: FailureKind = FailureKind.FAILED
+    ) -> None:
         # All arguments, so that it survives pickling.
         super().__init__(worker, where, cause, int(kind))
         self.worker = worker
@@ -39,7 +41,7 @@ class MeshError(Exception):
         self.host = int(host or 0)
         self.where = where
         self.cause = cause
-        self.kind = Kind(kind)
+        self.kind = FailureKind(kind)
 
     def __str__(self) -> str:
         return (
@@ -72,18 +74,18 @@ _PEER_WORDS = (
 _MEMORY_WORDS = ("resource_exhausted", "out of memory", "bad_alloc")
 
 
-def kind_of(error: BaseException) -> Kind:
+def kind_of(error: BaseException) -> FailureKind:
     if isinstance(error, MeshError):
         return error.kind
     if isinstance(error, Cancelled):
-        return Kind.CANCELLED
+        return FailureKind.CANCELLED
     if isinstance(error, MessageLost):
-        return Kind.LOST
+        return FailureKind.LOST
     # XLA has one type for all errors: only the words tell a peer that is gone from a fault here.
     text = str(error).lower()
     if isinstance(error, ConnectionError | EOFError) or any(word in text for word in _PEER_WORDS):
-        return Kind.CUT
-    return Kind.FAILED
+        return FailureKind.CUT
+    return FailureKind.FAILED
 
 
 def described(error: BaseException) -> str:

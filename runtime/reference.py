@@ -28,7 +28,7 @@ _ONE_DEVICE = Mesh("reference", (("device", 1),), (0,))
 
 
 @dataclass(frozen=True)
-class Difference:
+class OutputDifference:
     """One output against its reference.
 
     max_abs: largest |output - reference|; max_rel: that over the largest |reference|. Places where
@@ -117,7 +117,7 @@ def conditioning(
     return floors
 
 
-def is_noise(row: Difference, floor: float, tolerance: float) -> bool:
+def is_noise(row: OutputDifference, floor: float, tolerance: float) -> bool:
     """Whether a difference beyond the tolerance is of the order of `floor`, what the last bit of
     the inputs changes (`conditioning`), and so tells nothing about the run."""
     return tolerance < floor and row.max_rel <= _NOISE_FACTOR * floor
@@ -136,13 +136,13 @@ def compare(
     outputs: Sequence[np.ndarray],
     reference: Sequence[np.ndarray],
     names: Sequence[str] | None = None,
-) -> list[Difference]:
+) -> list[OutputDifference]:
     """One row per output. Raises ValueError when number, shapes or dtypes differ."""
     names = names or [f"result{number}" for number in range(len(outputs))]
     return [difference(*row) for row in zip(names, outputs, reference, strict=True)]
 
 
-def difference(name: str, output: np.ndarray, reference: np.ndarray) -> Difference:
+def difference(name: str, output: np.ndarray, reference: np.ndarray) -> OutputDifference:
     """Floats and complex numbers are compared in double precision, integers and booleans
     exactly."""
     if (output.shape, output.dtype) != (reference.shape, reference.dtype):
@@ -161,7 +161,7 @@ def difference(name: str, output: np.ndarray, reference: np.ndarray) -> Differen
         np.max(np.abs(np.where(finite, left, 0) - np.where(finite, right, 0)), initial=0.0)
     )
     scale = float(np.max(np.abs(right[finite]), initial=0.0))
-    return Difference(
+    return OutputDifference(
         name,
         output.shape,
         output.dtype.name,

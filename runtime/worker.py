@@ -17,7 +17,7 @@ import numpy as np
 from shardopt.caching.store import default_store
 from shardopt.runtime.actions.context import Context
 from shardopt.runtime.actions.direct import connect
-from shardopt.runtime.actions.observers import LiveBytes, Observer
+from shardopt.runtime.actions.observers import LiveBytesObserver, Observer
 from shardopt.runtime.actions.sender import Sender
 from shardopt.runtime.actions.table import make_actions
 from shardopt.runtime.devices.clients import World
@@ -108,7 +108,7 @@ class Worker:
         )
         self._state = WorkerState(self._context)
         self._outputs: dict[int, DeviceArray] = {}
-        self._live_bytes = LiveBytes(self._context) if options.track_bytes else None
+        self._live_bytes = LiveBytesObserver(self._context) if options.track_bytes else None
         self._recorder = self._context.recorder = Recorder(self._context) if options.trace else None
         self._observers: list[Observer] = [
             each for each in (self._live_bytes, self._recorder) if each is not None

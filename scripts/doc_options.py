@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from shardopt.options import names
 from shardopt.options.plan_options import PlanOptions
-from shardopt.options.table import Function, Row, rows
+from shardopt.options.table import Function, OptionRow, rows
 
 # The classes of `shardopt.options.keywords`, and the function that takes each.
 _CLASSES: tuple[tuple[str, Function], ...] = (
@@ -67,7 +67,7 @@ def keywords_module(table: type = PlanOptions) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _docstring(row: Row) -> list[str]:
+def _docstring(row: OptionRow) -> list[str]:
     text = row.described("None")
     sentence = f"{text[:1].upper()}{text[1:]}. Default: {row.default!r}."
     first, *rest = wrap(sentence, _WIDTH - 10, break_on_hyphens=False)
@@ -82,11 +82,11 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def _keyword_type(row: Row, function: Function) -> str:
+def _keyword_type(row: OptionRow, function: Function) -> str:
     return row.accepts.get(function) or _type_text(row)
 
 
-def _type_text(row: Row) -> str:
+def _type_text(row: OptionRow) -> str:
     if row.type in _NAMES:
         return _NAMES[row.type]
     return _text_of(row.type)

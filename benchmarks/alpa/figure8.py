@@ -26,7 +26,7 @@ from benchmarks.alpa.pages import PAGE, write_part
 from shardopt.measured.case import Case, case_of
 from shardopt.measured.predict import prediction, prediction_within
 from shardopt.measured.rows import Row, read_rows
-from shardopt.measured.stretch import Prediction
+from shardopt.measured.stretch import StepPrediction
 from shardopt.support.errors import UserError
 
 FOLDER = Path(__file__).parent
@@ -89,7 +89,7 @@ def predicted(row: Row) -> Result:
     }
 
 
-def _fitting(case: Case) -> tuple[Prediction, bool]:
+def _fitting(case: Case) -> tuple[StepPrediction, bool]:
     """The plan as stated, or where that exceeds the memory the planner's within it, and whether it
     is the former. Raises UserError where there is none."""
     plan = prediction(case)

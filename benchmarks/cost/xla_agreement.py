@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.cost.xla_agreement_case import FORMATS
 from benchmarks.solve.intra_op import find_models
-from shardopt.cost.traffic import Difference, Traffic, agree, compare
+from shardopt.cost.traffic import Traffic, TrafficDifference, agree, compare
 
 REMATERIALIZATION = "Involuntary full rematerialization"
 
@@ -36,7 +36,7 @@ class Row:
     plan: str
     format: str
     verdict: str
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[TrafficDifference, ...] = ()
     rematerializations: int = 0
     compile_seconds: float = 0.0
     note: str = ""

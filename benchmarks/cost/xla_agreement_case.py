@@ -40,7 +40,7 @@ from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.passes.base import PassContext, option
 from shardopt.passes.sharding.choose_shardings import ChooseShardings
-from shardopt.passes.sharding.decide.planning import Planner
+from shardopt.passes.sharding.decide.planning import MeshPlanner
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_text
 from shardopt.solve.assignment.problem import Edge
@@ -96,7 +96,7 @@ def slowed(spec: str, mesh: Mesh, scale: float) -> Cluster:
     return replace(cluster, groups=(group,))
 
 
-class RandomPlanner(Planner):
+class RandomPlanner(MeshPlanner):
     """Takes any strategy of any operation that the rules of the problem allow."""
 
     def problem(self, graph: MeshGraph, *rest: Any) -> IntraOpProblem:

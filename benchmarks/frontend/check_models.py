@@ -44,7 +44,7 @@ from shardopt.passes.microbatches.find_batch import choose_batch
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.inputs import random_inputs
 from shardopt.runtime.program.instructions import Program
-from shardopt.runtime.reference import Difference, Reference, compare, conditioning, is_noise
+from shardopt.runtime.reference import OutputDifference, Reference, compare, conditioning, is_noise
 from shardopt.support.errors import UserError
 
 _COUPLED = "batch-coupling=per-microbatch"
@@ -166,9 +166,9 @@ def _no_noise(
     function: Reference,
     inputs: Sequence[np.ndarray],
     reference: Sequence[np.ndarray],
-    rows: Sequence[Difference],
+    rows: Sequence[OutputDifference],
     tolerance: float,
-) -> list[Difference]:
+) -> list[OutputDifference]:
     floors = conditioning(function, inputs, reference)
     return [
         row

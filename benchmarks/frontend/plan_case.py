@@ -25,7 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before jaxlib is imported
 
 from shardopt.frontend.planning.make_plan import make_plan
 from shardopt.frontend.plans.plan import Plan, PlanOptions
-from shardopt.pipeline.manager import Result
+from shardopt.pipeline.manager import PipelineResult
 from shardopt.support.errors import UserError
 
 
@@ -42,7 +42,7 @@ class Watch:
     def begin(self, name: str) -> None:
         self.name, self.begun = name, (perf_counter(), process_time())
 
-    def end(self, result: Result) -> None:
+    def end(self, result: PipelineResult) -> None:
         self.phases[self.name] = round(perf_counter() - self.begun[0], 3)
         self.cpu_phases[self.name] = round(process_time() - self.begun[1], 3)
         self.statistics |= {name: value for (_, name), value in result.statistics.items()}

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from shardopt.forms.exported_program import Argument, MeshValue, Result, StageFunction, TensorSpec
+from shardopt.forms.exported_program import (
+    Argument,
+    MeshValue,
+    ProgramResult,
+    StageFunction,
+    TensorSpec,
+)
 from shardopt.forms.reshard_steps import default_steps
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.profiling.slopes import bytecode_of
@@ -42,7 +48,7 @@ def chain(runs: int) -> Program:
         feedback=(),
         functions=(_add(_WHOLE, ""),) if runs else (),
     )
-    return Program((Argument("x", value, None),), (Result("y", value),), (), (part,))
+    return Program((Argument("x", value, None),), (ProgramResult("y", value),), (), (part,))
 
 
 def every_instruction(repeats: int) -> Program:
@@ -90,7 +96,7 @@ def every_instruction(repeats: int) -> Program:
         ),
     )
     argument, result = MeshValue("a", _SPLIT), MeshValue("b", _SPLIT)
-    return Program((Argument("x", argument, None),), (Result("y", result),), routes, parts)
+    return Program((Argument("x", argument, None),), (ProgramResult("y", result),), routes, parts)
 
 
 def _add(spec: TensorSpec, attributes: str) -> StageFunction:

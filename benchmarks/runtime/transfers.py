@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.runtime.samples import Pair, in_turns
 from shardopt.runtime.backends.local import LocalTransport
 from shardopt.runtime.transports.buffers import BufferPool
-from shardopt.runtime.transports.landing import Landing, Place
+from shardopt.runtime.transports.landing import Landing, ShardSlice
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.transports.sockets import Address, SocketTransport
 
@@ -37,7 +37,7 @@ def whole(shape: tuple[int, ...], dtype: type, source: str) -> Landing:
     """One shard from one piece."""
     return Landing(
         ((shape, np.dtype(dtype)),),
-        {source: [(Place(0, tuple(slice(0, size) for size in shape)),)]},
+        {source: [(ShardSlice(0, tuple(slice(0, size) for size in shape)),)]},
     )
 
 

@@ -25,7 +25,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.runtime.namespaces import BYTES_PER_SECOND, TwoHosts, why_not
-from shardopt.forms.exported_program import Argument, MeshValue, ReshardStep, Result, TensorSpec
+from shardopt.forms.exported_program import (
+    Argument,
+    MeshValue,
+    ProgramResult,
+    ReshardStep,
+    TensorSpec,
+)
 from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.driver import open_run
@@ -205,7 +211,7 @@ def _program(case: Case, shape: tuple[int, ...], routes: tuple[Route, ...], roun
         for mesh in meshes
     )
     return Program(
-        (Argument("value", value, None),), (Result("value", value),), routes, parts, HOSTS
+        (Argument("value", value, None),), (ProgramResult("value", value),), routes, parts, HOSTS
     )
 
 

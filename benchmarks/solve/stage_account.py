@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.alpa.specs import TINY, find_spec
 from shardopt.dialect.mpmd import IN_FLIGHT, KIND, STAGE_ID, read_topology
-from shardopt.dialect.program import Program, body_of, read_program
+from shardopt.dialect.program import StepProgram, body_of, read_program
 from shardopt.extract.pipeline_graph import read_pipeline
 from shardopt.extract.pipeline_memory import local_bytes
 from shardopt.forms.sharded_form import read_cost
@@ -103,7 +103,7 @@ def plan_cluster(plan: Plan) -> Cluster:
         return read_cluster(load_module(plan.module, context))
 
 
-def in_flight(program: Program, num_stages: int) -> list[int]:
+def in_flight(program: StepProgram, num_stages: int) -> list[int]:
     attributes = program.loop.attributes
     if IN_FLIGHT not in attributes:
         return [1] * num_stages
@@ -130,7 +130,7 @@ def of_stage_phase(arrays: CostArrays, candidate: tuple[int, int, int], held: in
     return Account(seconds, inputs, int(arrays.activation_bytes[candidate]), peaks)
 
 
-def of_plan(program: Program, stage: int) -> Account:
+def of_plan(program: StepProgram, stage: int) -> Account:
     meshes = {mesh.name: mesh for mesh in read_topology(program.main)}
     seconds, peaks = dict.fromkeys(_PARTS, 0.0), dict.fromkeys(_PARTS, 0)
     home = ""

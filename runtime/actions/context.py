@@ -13,7 +13,7 @@ from shardopt.runtime.actions.sender import Sender
 from shardopt.runtime.devices.cuda import Cuda
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import DeviceArray, Executable, Token, XlaMesh
-from shardopt.runtime.errors import Kind, MeshError, kind_of, mesh_error
+from shardopt.runtime.errors import FailureKind, MeshError, kind_of, mesh_error
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import (
     Allgather,
@@ -93,7 +93,7 @@ class Context:
     def error(self, position: int, error: BaseException) -> MeshError:
         """What is raised when the instruction at `position`, or the end of the step behind the last
         one, fails."""
-        if kind_of(error) is Kind.FAILED:
+        if kind_of(error) is FailureKind.FAILED:
             position = self._culprit(position)
         return mesh_error(self.host.name, place(self.program, self.step, position), error)
 

@@ -27,7 +27,7 @@ from shardopt.runtime.program.instructions import (
     Route,
     Send,
 )
-from shardopt.runtime.transports.nccl import End, Link, NcclLinks
+from shardopt.runtime.transports.nccl import End, NcclLink, NcclLinks
 
 
 def connect(context: Context) -> None:
@@ -80,9 +80,11 @@ def _stays(
     )
 
 
-def links_of(program: MeshProgram, host: Host, hosts: Hosts, routes: Sequence[Route]) -> set[Link]:
+def links_of(
+    program: MeshProgram, host: Host, hosts: Hosts, routes: Sequence[Route]
+) -> set[NcclLink]:
     """All links that one worker needs, of both directions."""
-    links: set[Link] = set()
+    links: set[NcclLink] = set()
     for each in program.instructions:
         if not isinstance(each, Send | Recv) or not _stays(program, hosts, routes, each):
             continue
@@ -95,7 +97,7 @@ def links_of(program: MeshProgram, host: Host, hosts: Hosts, routes: Sequence[Ro
     return links
 
 
-def _pieces(route: Route, source: Host, target: Host) -> list[tuple[int, Link]]:
+def _pieces(route: Route, source: Host, target: Host) -> list[tuple[int, NcclLink]]:
     """The pieces of a message, in order, and how each travels: to the first of its shards that is
     on the host."""
     first: dict[int, int] = {}
@@ -105,7 +107,7 @@ def _pieces(route: Route, source: Host, target: Host) -> list[tuple[int, Link]]:
     return [
         (
             number,
-            Link(
+            NcclLink(
                 End(source.mesh, route.pieces[number].shard, source.name),
                 End(target.mesh, first[number], target.name),
             ),
@@ -115,7 +117,7 @@ def _pieces(route: Route, source: Host, target: Host) -> list[tuple[int, Link]]:
 
 
 def direct_send_action(context: Context, position: int, send: Send) -> Action:
-    messages: list[list[tuple[Link, int, int, Any]]] = []
+    messages: list[list[tuple[NcclLink, int, int, Any]]] = []
     for target in context.hosts[send.target]:
         message = []
         for value, route in enumerate(context.routes[number] for number in send.routes):
@@ -141,7 +143,7 @@ class _Arriving:
     """A piece on its way: by which link, and to which slices (number of the shard among all of the
     message, slices)."""
 
-    link: Link
+    link: NcclLink
     places: tuple[tuple[int, Any], ...]
 
 

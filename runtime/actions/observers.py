@@ -19,7 +19,7 @@ class Observer(Protocol):
         """Not called for an instruction that fails."""
 
 
-class LiveBytes:
+class LiveBytesObserver:
     """Bytes that a device of the mesh holds after each instruction of the newest step, and at its
     end."""
 

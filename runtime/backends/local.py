@@ -11,7 +11,7 @@ import numpy as np
 
 from shardopt.runtime.backends.gather import GRACE_SECONDS, gather
 from shardopt.runtime.backends.thread import WorkerThread
-from shardopt.runtime.errors import Kind, MeshError
+from shardopt.runtime.errors import FailureKind, MeshError
 from shardopt.runtime.health.limits import DEFAULT_LIMITS, Limits
 from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.options import WorkerOptions
@@ -87,7 +87,7 @@ class LocalBackend:
         try:
             return gather(futures, self._cancel_all, self.watch.check)
         except MeshError as error:
-            if error.kind is Kind.STUCK:
+            if error.kind is FailureKind.STUCK:
                 self._stuck.add(error.worker)
             raise
 

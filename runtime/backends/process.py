@@ -25,7 +25,7 @@ from typing import Any
 
 from shardopt.runtime.backends.frames import receive_frame, send_frame
 from shardopt.runtime.backends.remote import RemoteBackend
-from shardopt.runtime.errors import Kind, MeshError
+from shardopt.runtime.errors import FailureKind, MeshError
 from shardopt.runtime.health.limits import DEFAULT_LIMITS, Limits
 from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.hosts import Host, Hosts
@@ -175,7 +175,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        kind = Kind.ABORTED if code == -signal.SIGABRT else Kind.DIED
+        kind = FailureKind.ABORTED if code == -signal.SIGABRT else FailureKind.DIED
         error = MeshError(
             self._name,
             place(self._part, *self.position),

@@ -21,11 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardopt.runtime.backends.ray_placement import Placement
+from shardopt.runtime.backends.ray_placement import RayPlacement
 from shardopt.runtime.backends.remote import RemoteBackend
 from shardopt.runtime.backends.remote_worker import RemoteWorker
 from shardopt.runtime.devices.clients import free_address
-from shardopt.runtime.errors import Kind, MeshError
+from shardopt.runtime.errors import FailureKind, MeshError
 from shardopt.runtime.health.limits import DEFAULT_LIMITS, Limits
 from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.hosts import Host, Hosts
@@ -94,7 +94,7 @@ class RayBackend(RemoteBackend):
         self._connects = not ray.is_initialized()
         if self._connects:
             _connect(ray, address or os.environ.get("RAY_ADDRESS") or _NEW_CLUSTER)
-        self._placement: Placement | None = None
+        self._placement: RayPlacement | None = None
         self._actors: dict[str, Any] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="shardopt-")  # for its owner only
         try:
@@ -106,7 +106,7 @@ class RayBackend(RemoteBackend):
             raise
 
     def _make_actors(self, platform: str) -> None:
-        self._placement = placement = Placement(
+        self._placement = placement = RayPlacement(
             self._ray, self._all_hosts(), gpus=platform == "gpu"
         )
         # The default group is busy with the step: cancellations and messages need others to get
@@ -193,7 +193,7 @@ class RayBackend(RemoteBackend):
             return cause
         first_line = str(error).strip().splitlines()[0]
         text = f"its actor died ({type(error).__name__}: {first_line})"
-        return MeshError(worker, self.watch.place(worker), text, Kind.DIED)
+        return MeshError(worker, self.watch.place(worker), text, FailureKind.DIED)
 
 
 def _shared_number(file: Path) -> memoryview:

@@ -18,7 +18,7 @@ _CPU_SHARE = 0.001
 _PATIENCE_SECONDS = 60.0
 
 
-class Placement:
+class RayPlacement:
     """A placement group for some workers; with `gpus`, of a GPU for each of their devices."""
 
     def __init__(

@@ -16,7 +16,7 @@ from shardopt.runtime.program.host_routes import Round, rounds_of, wire_tag
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.instructions import Route
 from shardopt.runtime.transports.buffers import is_aligned
-from shardopt.runtime.transports.landing import Landing, Place, Shards, ShardType, fills
+from shardopt.runtime.transports.landing import Landing, Shards, ShardSlice, ShardType, fills
 from shardopt.runtime.transports.mailbox import Mailbox
 
 Give = Callable[[str, int, list[np.ndarray]], None]  # (name of the worker, tag, pieces)
@@ -29,10 +29,10 @@ class _Step:
     there yet."""
 
     tag: int
-    outgoing: tuple[tuple[str, tuple[Place, ...]], ...]
-    moves: tuple[tuple[Place, Place], ...]
+    outgoing: tuple[tuple[str, tuple[ShardSlice, ...]], ...]
+    moves: tuple[tuple[ShardSlice, ShardSlice], ...]
     landing: Landing
-    places: tuple[tuple[int, Place], ...]  # (number of the slice, where it goes)
+    places: tuple[tuple[int, ShardSlice], ...]  # (number of the slice, where it goes)
 
 
 class Exchanges:
@@ -88,17 +88,17 @@ class Exchanges:
 def _step(round_: Round, hosts: Sequence[Host], here: Host, type_: ShardType, tag: int) -> _Step:
     local = {shard: place for place, shard in enumerate(here.shards)}
 
-    def place(shard: int, slice_: Slice) -> Place:
-        return Place(local[shard], python_slices(slice_))
+    def place(shard: int, slice_: Slice) -> ShardSlice:
+        return ShardSlice(local[shard], python_slices(slice_))
 
     types: list[ShardType] = []
-    pieces: dict[str, list[tuple[Place, ...]]] = {}
+    pieces: dict[str, list[tuple[ShardSlice, ...]]] = {}
     number_of: dict[tuple[int, int], int] = {}
     for other, slices in round_.incoming:
         for number, (_, slice_) in enumerate(slices):
             shape = tuple(limit - start for start, limit in slice_)
             number_of[other, number] = len(types)
-            whole = Place(len(types), tuple(slice(0, size) for size in shape))
+            whole = ShardSlice(len(types), tuple(slice(0, size) for size in shape))
             pieces.setdefault(hosts[other].name, []).append((whole,))
             types.append((shape, type_[1]))
     return _Step(

@@ -16,7 +16,7 @@ from shardopt.runtime.program.host_routes import pieces_between
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.instructions import Route
 from shardopt.runtime.transports.buffers import BufferPool
-from shardopt.runtime.transports.landing import Landing, Place, Shards
+from shardopt.runtime.transports.landing import Landing, Shards, ShardSlice
 
 Slices = tuple[slice, ...]
 
@@ -121,20 +121,22 @@ class RouteTarget:
         self.shards = ((tiling.local_shape, tiling.dtype),) * len(local)
         self.is_complete = not route.exchanges  # whether the pieces alone fill the shards
         self._route, self._host = route, host
-        self._places: list[list[Place]] = [[] for _ in route.pieces]
+        self._places: list[list[ShardSlice]] = [[] for _ in route.pieces]
         for place in route.placements:
             if place.shard in local:
                 self._places[place.piece].append(
-                    Place(local[place.shard], python_slices(place.slice))
+                    ShardSlice(local[place.shard], python_slices(place.slice))
                 )
         landed = {place.shard for places in self._places for place in places}
         self._lands_everywhere = len(landed) == len(local)
 
-    def places(self, source: Host, first_shard: int) -> list[tuple[Place, ...]]:
+    def places(self, source: Host, first_shard: int) -> list[tuple[ShardSlice, ...]]:
         """Those of each piece in the message of one host, where the shards are numbered from
         `first_shard`."""
         return [
-            tuple(Place(first_shard + each.shard, each.slices) for each in self._places[number])
+            tuple(
+                ShardSlice(first_shard + each.shard, each.slices) for each in self._places[number]
+            )
             for number in pieces_between(self._route, source, self._host)
         ]
 

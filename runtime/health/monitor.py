@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from shardopt.runtime.errors import Kind, MeshError
+from shardopt.runtime.errors import FailureKind, MeshError
 from shardopt.runtime.health.limits import Limits
 from shardopt.runtime.program.instructions import Program, Recv, Send
 from shardopt.runtime.program.text import place
@@ -129,7 +129,7 @@ class Monitor:
                     f"come for {limit:g} s, with nothing on its way "
                     f"(limit message_seconds={limit:g}): it was lost"
                 )
-                return self._error(loss.worker, text, Kind.LOST)
+                return self._error(loss.worker, text, FailureKind.LOST)
         return None
 
     def _seconds_lost(self, loss: _Loss, evidence: _Evidence) -> float:
@@ -176,7 +176,7 @@ class Monitor:
         text = f"no worker got on for {limit:g} s (limit progress_seconds={limit:g})"
         return self._error(culprit, text)
 
-    def _error(self, worker: str, cause: str, kind: Kind = Kind.STUCK) -> MeshError:
+    def _error(self, worker: str, cause: str, kind: FailureKind = FailureKind.STUCK) -> MeshError:
         return MeshError(worker, self.place(worker), cause, kind)
 
 

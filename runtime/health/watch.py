@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from time import monotonic
 from typing import Any, NamedTuple
 
-from shardopt.runtime.errors import Kind, MeshError
+from shardopt.runtime.errors import FailureKind, MeshError
 from shardopt.runtime.health.limits import Limits
 from shardopt.runtime.health.monitor import Monitor, Status, observed
 from shardopt.runtime.program.hosts import Hosts
@@ -121,7 +121,7 @@ class Watch:
             if seconds > limit:
                 cause = f"no sign of life for {seconds:.1f} s (limit silence_seconds={limit:g})"
                 text = f"{cause}: its process is stopped, or cannot be reached"
-                return MeshError(worker, self.place(worker), text, Kind.STUCK)
+                return MeshError(worker, self.place(worker), text, FailureKind.STUCK)
         return None
 
 

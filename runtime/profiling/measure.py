@@ -42,7 +42,7 @@ _ALONE = (COMPUTE[kinds.MATMUL](256, "f32"), COMPUTE[kinds.ELEMENTWISE](2**18, "
 
 
 @dataclass(frozen=True)
-class Request:
+class MeasurementRequest:
     """What to measure. Sizes of a kind grow, `stride` of the list at a time, until one operation
     would take `longest_seconds`."""
 
@@ -54,8 +54,8 @@ class Request:
     kinds: tuple[str, ...] = kinds.KINDS
 
     @staticmethod
-    def quick(device: str, dtypes: tuple[str, ...]) -> Request:
-        return Request(
+    def quick(device: str, dtypes: tuple[str, ...]) -> MeasurementRequest:
+        return MeasurementRequest(
             device, dtypes, Effort(fewest=3, most=10, seconds=0.05), longest_seconds=0.002, stride=2
         )
 
@@ -81,7 +81,7 @@ class _Job:
 
 def measure_profile(
     devices: Sequence[Any],
-    request: Request,
+    request: MeasurementRequest,
     origin: dict[str, str],
     *,
     remark: Callable[[str], None] | None = None,
@@ -98,7 +98,7 @@ def measure_profile(
     return Profile(request.device, len(devices), tuple(curves), speeds, origin)
 
 
-def _jobs(devices: Sequence[Any], request: Request) -> Iterator[_Job]:
+def _jobs(devices: Sequence[Any], request: MeasurementRequest) -> Iterator[_Job]:
     everyone, host = Replicas(devices), devices[0].platform == "cpu"
     for dtype in request.dtypes:
         for kind, make in COMPUTE.items():
@@ -134,7 +134,9 @@ def _of_size(slope: Callable[[int], Slope]) -> _Measure:
     return lambda size: (float(size), slope(size))
 
 
-def _run(job: _Job, request: Request, remark: Callable[[str], None]) -> Measurement | None:
+def _run(
+    job: _Job, request: MeasurementRequest, remark: Callable[[str], None]
+) -> Measurement | None:
     points: list[tuple[float, Slope]] = []
     for step in job.steps[:: request.stride]:
         try:
@@ -172,7 +174,7 @@ def _run(job: _Job, request: Request, remark: Callable[[str], None]) -> Measurem
 
 
 def _speeds(
-    devices: Sequence[Any], request: Request, remark: Callable[[str], None]
+    devices: Sequence[Any], request: MeasurementRequest, remark: Callable[[str], None]
 ) -> tuple[float, ...]:
     """Speed of a device while 1, 2, … are at work, relative to all of them: the geometric mean over
     kinds of work."""

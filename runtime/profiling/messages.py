@@ -9,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from shardopt.forms.exported_program import Argument, MeshValue, Result, TensorSpec
+from shardopt.forms.exported_program import Argument, MeshValue, ProgramResult, TensorSpec
 from shardopt.forms.reshard_steps import default_steps
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.devices.replicas import Replicas
@@ -65,7 +65,7 @@ def _ping_pong(count: int, devices: int, rounds: int) -> Program:
     value = MeshValue("a", spec)
     return Program(
         (Argument("value", value, None),),
-        (Result("value", value),),
+        (ProgramResult("value", value),),
         routes,
         (
             MeshProgram(

@@ -13,7 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shardopt.forms.exported_program import Argument, Result, Slice, StageFunction, TensorSpec
+from shardopt.forms.exported_program import (
+    Argument,
+    ProgramResult,
+    Slice,
+    StageFunction,
+    TensorSpec,
+)
 from shardopt.mesh.mesh import Mesh
 
 
@@ -242,7 +248,7 @@ class Program:
     its hosts. Devices that are not listed share one."""
 
     arguments: tuple[Argument, ...]
-    results: tuple[Result, ...]
+    results: tuple[ProgramResult, ...]
     routes: tuple[Route, ...]
     meshes: tuple[MeshProgram, ...]
     hosts: tuple[tuple[int, ...], ...] = ()

@@ -18,7 +18,7 @@ from typing import Any
 
 from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.runtime.program.instructions import Program
-from shardopt.runtime.program.plain import Reader, Writer
+from shardopt.runtime.program.plain import PlainReader, Writer
 from shardopt.support.documents import json_text
 
 FORMAT = "shardopt.program"
@@ -44,7 +44,7 @@ def program_from_json(text: str | bytes) -> Program:
             f"expected version {VERSION} of '{FORMAT}', found {document.get('version')}"
         )
     tables = document.get("tables")
-    read: Program = Reader(_SHARED, tables if isinstance(tables, dict) else {}).read(
+    read: Program = PlainReader(_SHARED, tables if isinstance(tables, dict) else {}).read(
         Program, document.get("program"), "program"
     )
     return read

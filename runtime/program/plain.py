@@ -52,7 +52,7 @@ class Writer:
         return plain
 
 
-class Reader:
+class PlainReader:
     """Plain values to values of a type. Raises ValueError, which names the place, for what does not
     fit the type."""
 

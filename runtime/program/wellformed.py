@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.forms.exported_program import Argument, Result, TensorSpec
+from shardopt.forms.exported_program import Argument, ProgramResult, TensorSpec
 from shardopt.runtime.program.instructions import (
     Allgather,
     Broadcast,
@@ -123,7 +123,7 @@ def _of_homes(program: Program) -> Iterator[str]:
     rows: tuple[
         tuple[
             str,
-            tuple[Argument | Result, ...],
+            tuple[Argument | ProgramResult, ...],
             list[tuple[MeshProgram, tuple[tuple[int, int], ...]]],
         ],
         ...,

@@ -22,14 +22,14 @@ ShardType = tuple[tuple[int, ...], np.dtype[Any]]  # of one device's part of an 
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardSlice:
     """A slice of shard number `shard`."""
 
     shard: int
     slices: Slices
 
 
-def fills(place: Place, shape: tuple[int, ...]) -> bool:
+def fills(place: ShardSlice, shape: tuple[int, ...]) -> bool:
     """Whether a slice is all of its shard."""
     return all(
         each.indices(size) == (0, size, 1) for each, size in zip(place.slices, shape, strict=True)
@@ -42,7 +42,7 @@ class Landing:
     worker's message, in its order; every piece has one at least."""
 
     shards: tuple[ShardType, ...]
-    pieces: Mapping[str, Sequence[tuple[Place, ...]]]
+    pieces: Mapping[str, Sequence[tuple[ShardSlice, ...]]]
 
     @cached_property
     def whole(self) -> dict[str, list[bool]]:
@@ -62,7 +62,7 @@ class Landing:
             for source, each in self.pieces.items()
         }
 
-    def _type(self, place: Place) -> ShardType:
+    def _type(self, place: ShardSlice) -> ShardType:
         shape, dtype = self.shards[place.shard]
         extents = (
             len(range(*each.indices(size))) for each, size in zip(place.slices, shape, strict=True)
@@ -88,16 +88,16 @@ class Shards:
         )
         self._lock = threading.Lock()
 
-    def view(self, place: Place) -> np.ndarray:
+    def view(self, place: ShardSlice) -> np.ndarray:
         """Writable."""
         index: Any = (..., *place.slices)  # the ellipsis keeps a scalar an array
         return self._shard(place.shard)[index]
 
-    def share(self, place: Place, memory: np.ndarray) -> None:
+    def share(self, place: ShardSlice, memory: np.ndarray) -> None:
         """A whole shard that exists."""
         self.memory[place.shard] = memory
 
-    def copy(self, source: Place, target: Place) -> None:
+    def copy(self, source: ShardSlice, target: ShardSlice) -> None:
         memory = self.memory[source.shard]
         if memory is not None and self._fill(source) and self._fill(target):
             self.share(target, memory)
@@ -116,7 +116,7 @@ class Shards:
                 shard = self.memory[number] = self._pool.take(*self._types[number])
             return shard
 
-    def _fill(self, place: Place) -> bool:
+    def _fill(self, place: ShardSlice) -> bool:
         return fills(place, self._types[place.shard][0])
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardopt.runtime.devices.cuda import Cuda, Stream, Words
-from shardopt.runtime.transports.landing import Landing, Place
+from shardopt.runtime.transports.landing import Landing, ShardSlice
 from shardopt.runtime.transports.mailbox import Transport
 
 # NCCL_UNIQUE_ID_BYTES of nccl.h.
@@ -39,7 +39,7 @@ class End(NamedTuple):
     worker: str
 
 
-class Link(NamedTuple):
+class NcclLink(NamedTuple):
     """From one device to another; links are made in their order."""
 
     source: End
@@ -99,19 +99,19 @@ class NcclLinks:
         nccl: Any,
         name: str,
         cudas: Mapping[int, Cuda],
-        links: Iterable[Link],
+        links: Iterable[NcclLink],
         transport: Transport,
     ) -> None:
         self._nccl, self._name, self._cudas, self._transport = nccl, name, cudas, transport
         self._links = sorted(set(links))
-        self._channels: dict[Link, _Channel] = {}
+        self._channels: dict[NcclLink, _Channel] = {}
         self._under_way: deque[Reading] = deque()
         self._copies: dict[int, Stream] = {}
         self._is_open = False
         self._failed = False
         for link in self._links:
             if link.target.worker == name:
-                place = (Place(0, (slice(0, _ID_BYTES),)),)
+                place = (ShardSlice(0, (slice(0, _ID_BYTES),)),)
                 landing = Landing(
                     (((_ID_BYTES,), np.dtype(np.uint8)),), {link.source.worker: [place]}
                 )
@@ -142,13 +142,13 @@ class NcclLinks:
                 )
         self._is_open = True
 
-    def _open(self, link: Link, shard: int, unique: tuple[int, ...], rank: int) -> None:
+    def _open(self, link: NcclLink, shard: int, unique: tuple[int, ...], rank: int) -> None:
         cuda = self._cudas[shard]
         with cuda.here():
             comm = self._nccl.NcclCommunicator(2, unique, rank)
         self._channels[link] = _Channel(cuda, comm, 1 - rank, cuda.stream())
 
-    def send(self, parts: Sequence[tuple[Link, Any, Any]]) -> Reading:
+    def send(self, parts: Sequence[tuple[NcclLink, Any, Any]]) -> Reading:
         """(link, shard of XLA, slices of it) for every piece of a message, in order."""
         channels = [self._channels[link] for link, _, _ in parts]
         shards = [
@@ -171,7 +171,7 @@ class NcclLinks:
         self._under_way.append(reading)
         return reading
 
-    def receive(self, parts: Sequence[tuple[Link, Words]]) -> list[tuple[Cuda, Words, Any]]:
+    def receive(self, parts: Sequence[tuple[NcclLink, Words]]) -> list[tuple[Cuda, Words, Any]]:
         """Fill the windows, each on the device of its link, in the order of the message. For every
         piece: its device, its contents in one run of memory, and the event after which they, and
         the window, are there."""

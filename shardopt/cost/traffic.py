@@ -75,7 +75,7 @@ def comparable(items: Iterable[Traffic]) -> tuple[Traffic, ...]:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TrafficDifference:
     """What a plan and a compiled module exchange by one kind of collective along one set of
     axes."""
 
@@ -98,17 +98,19 @@ class Difference:
         )
 
 
-def compare(predicted: Iterable[Traffic], compiled: Iterable[Traffic]) -> tuple[Difference, ...]:
+def compare(
+    predicted: Iterable[Traffic], compiled: Iterable[Traffic]
+) -> tuple[TrafficDifference, ...]:
     """One row for each kind and set of axes that either side has, equal rows included; sorted."""
     rows: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for side, items in enumerate((predicted, compiled)):
         for item in comparable(items):
             row = rows.setdefault((item.kind, item.axes), [0, 0, 0, 0])
             row[side], row[2 + side] = item.tensors, item.bytes
-    return tuple(Difference(kind, axes, *row) for (kind, axes), row in sorted(rows.items()))
+    return tuple(TrafficDifference(kind, axes, *row) for (kind, axes), row in sorted(rows.items()))
 
 
-def agree(rows: Iterable[Difference], tolerance: float) -> bool:
+def agree(rows: Iterable[TrafficDifference], tolerance: float) -> bool:
     """Whether the bytes of every kind differ by no more than `tolerance`, as a share of all planned
     bytes.
 

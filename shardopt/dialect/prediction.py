@@ -17,7 +17,7 @@ _SECONDS = ("step_seconds", "formula_seconds", "formula_bound")
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PlannedPrediction:
     """The schedule that the stages were planned for; seconds of a step by the simulator and by the
     formula of the stage DP, and a lower bound of the formula over all plans (None for a
     baseline)."""
@@ -28,7 +28,7 @@ class Prediction:
     formula_bound: float | None
 
 
-def write_prediction(loop: ir.Operation, prediction: Prediction) -> None:
+def write_prediction(loop: ir.Operation, prediction: PlannedPrediction) -> None:
     seconds = {name: getattr(prediction, name) for name in _SECONDS}
     numbers = {name: f64(value) for name, value in seconds.items() if value is not None}
     loop.attributes[PREDICTED] = ir.DictAttr.get(
@@ -36,7 +36,7 @@ def write_prediction(loop: ir.Operation, prediction: Prediction) -> None:
     )
 
 
-def read_prediction(loop: ir.Operation) -> Prediction | None:
+def read_prediction(loop: ir.Operation) -> PlannedPrediction | None:
     """None where stages were made by hand. Raises ValueError when the attribute is broken."""
     if PREDICTED not in loop.attributes:
         return None
@@ -44,7 +44,7 @@ def read_prediction(loop: ir.Operation) -> Prediction | None:
         fields = ir.DictAttr(loop.attributes[PREDICTED])
         step, formula = (ir.FloatAttr(fields[name]).value for name in _SECONDS[:2])
         bound = ir.FloatAttr(fields[_SECONDS[2]]).value if _SECONDS[2] in fields else None
-        return Prediction(ir.StringAttr(fields["schedule"]).value, step, formula, bound)
+        return PlannedPrediction(ir.StringAttr(fields["schedule"]).value, step, formula, bound)
     except (KeyError, ValueError) as error:
         raise ValueError(
             f"expected '{PREDICTED}' with a schedule and its seconds, found "

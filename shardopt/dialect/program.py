@@ -6,7 +6,7 @@
       %r = mpmd.for (%init…) {…} (%acc…, %i) { %n = mpmd.call @microbatch(…) ; mpmd.return %n }
       epilogue }
 
-`Program` finds the parts and the correspondence of values across the three levels; it changes
+`StepProgram` finds the parts and the correspondence of values across the three levels; it changes
 nothing."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardopt.ir.rewriting import functions, symbol_name, terminator
 
 
 @dataclass(frozen=True)
-class Program:
+class StepProgram:
     """Handles into one module; valid until a native pass runs or one of the ops is erased."""
 
     module: ir.Module
@@ -98,7 +98,7 @@ class Program:
         return ops[:at], ops[at + 1 :]
 
 
-def read_program(module: ir.Module) -> Program:
+def read_program(module: ir.Module) -> StepProgram:
     """Raises ValueError that says which part is missing."""
     by_name = {symbol_name(func): func for func in functions(module)}
     if "main" not in by_name:
@@ -117,7 +117,7 @@ def read_program(module: ir.Module) -> Program:
         raise ValueError(
             f"expected a function @{callee} for the mpmd.call in the microbatch loop, found none"
         )
-    return Program(module, main, loops[0], calls[0], by_name[callee])
+    return StepProgram(module, main, loops[0], calls[0], by_name[callee])
 
 
 def body_of(block: ir.Block) -> list[ir.Operation]:

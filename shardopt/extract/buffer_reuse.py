@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 from jaxlib.mlir import ir
 
 from shardopt.dialect.donation import read_donation
-from shardopt.dialect.program import Program, body_of
+from shardopt.dialect.program import StepProgram, body_of
 
 _CALLS = ("mpmd.fragment", "mpmd.fragment_call")
 
 
-def reused_buffers(program: Program, block: ir.Block) -> list[tuple[ir.Operation, dict[int, int]]]:
+def reused_buffers(
+    program: StepProgram, block: ir.Block
+) -> list[tuple[ir.Operation, dict[int, int]]]:
     """Each fragment of `@main` or of the body, with operand -> result that takes over its
     buffer."""
     last_use, owned = dict(_uses(block)), _owned(program, block)
@@ -66,7 +68,7 @@ def _uses(block: ir.Block) -> Iterator[tuple[ir.Value, ir.Operation]]:
                 )
 
 
-def _owned(program: Program, block: ir.Block) -> set[ir.Value]:
+def _owned(program: StepProgram, block: ir.Block) -> set[ir.Value]:
     """Values of a block whose buffers the step may reuse: everything it computes, accumulators,
     donated arguments."""
     computed = {result for op in body_of(block) for result in op.results}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import LAYER
-from shardopt.dialect.program import Program
+from shardopt.dialect.program import StepProgram
 from shardopt.extract.op_graph import reads
 from shardopt.extract.repeated_ops import repeated_ops
 from shardopt.graph.op_graph import SHARED
@@ -26,7 +26,7 @@ StageOfLayer = Callable[[int], int]
 class CutReads:
     """What the operations of a body read once stages are cut."""
 
-    def __init__(self, program: Program, stage_of_layer: StageOfLayer) -> None:
+    def __init__(self, program: StepProgram, stage_of_layer: StageOfLayer) -> None:
         self.stage_of_layer = stage_of_layer
         self.repeated = repeated_ops(program.body_ops)
         self.original: dict[ir.Value, ir.Value] = {

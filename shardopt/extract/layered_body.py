@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import LAYER
-from shardopt.dialect.program import Program
+from shardopt.dialect.program import StepProgram
 from shardopt.extract.op_graph import reads
 from shardopt.graph.layered_body import LayeredBody
 from shardopt.ir.rewriting import operations
@@ -26,7 +26,7 @@ class BodyRows:
     values: tuple[ir.Value, ...]
 
 
-def read_body(program: Program) -> BodyRows:
+def read_body(program: StepProgram) -> BodyRows:
     """The body of a clustered program."""
     number: dict[ir.Value, int] = {}
 

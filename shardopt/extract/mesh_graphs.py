@@ -30,7 +30,7 @@ from shardopt.dialect.mpmd import (
 from shardopt.extract.control_flow import RegionReader
 from shardopt.extract.op_graph import read_tensor
 from shardopt.graph.op_graph import OpGraph
-from shardopt.graph.residency import Loop, Residency
+from shardopt.graph.residency import MicrobatchLoop, Residency
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.ir.splats import is_splat
 from shardopt.mesh.mesh import Mesh
@@ -53,7 +53,7 @@ class MeshGraph:
     outputs: list[int] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)
     arguments: dict[int, int] = field(default_factory=dict)
-    loop: Loop | None = None
+    loop: MicrobatchLoop | None = None
     arrivals: dict[int, int] = field(default_factory=dict)
     sources: dict[int, tuple[int, int]] = field(default_factory=dict)
     method: str = "ilp"
@@ -220,7 +220,9 @@ class _Extractor:
         in_flight, methods = self.in_flight(op, count), read_methods(op, count)
         for number, (mesh, start) in enumerate(zip(self.meshes.values(), starts, strict=True)):
             stages = mesh.stages
-            mesh.loop = Loop(start, len(mesh.reader.ops), *_shared(in_flight, stages, number))
+            mesh.loop = MicrobatchLoop(
+                start, len(mesh.reader.ops), *_shared(in_flight, stages, number)
+            )
             mesh.method = methods[min(stages.values(), default=number)]
         self.bind_all(list(op.results), yielded)
         for before, after in zip(carried, yielded, strict=True):

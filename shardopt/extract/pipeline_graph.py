@@ -11,14 +11,14 @@ from jaxlib.mlir import ir
 from shardopt.cost.compute import dispatch_seconds
 from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
-from shardopt.dialect.program import Program
+from shardopt.dialect.program import StepProgram
 from shardopt.extract.op_graph import read_tensor
 from shardopt.extract.pipeline_memory import live_values, local_bytes, step_bytes
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.sharing import Sharing, sharing_of
 from shardopt.mesh.mesh import Mesh
 from shardopt.schedule.exchange import validate
-from shardopt.schedule.graph import Edge, StageGraph
+from shardopt.schedule.graph import StageEdge, StageGraph
 from shardopt.schedule.memory import LiveBytes
 from shardopt.schedule.schedules import ScheduleText, find_runnable, find_schedule
 from shardopt.schedule.simulator import SimulationResult, StepMemory, TransferCosts, simulate
@@ -82,7 +82,7 @@ def _mesh_of(op: ir.Operation) -> str:
     return ir.StringAttr(op.attributes["mesh_name"]).value
 
 
-def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
+def read_pipeline(program: StepProgram, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     """Raises ValueError when a fragment has no predicted cost or no place in a schedule."""
     by_name = {mesh.name: mesh for mesh in meshes}
     cluster = (
@@ -128,7 +128,7 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     homes = {_stage_of(op): _mesh_of(op) for op in program.body_ops if op.name != "mpmd.transfer"}
     numbers = {mesh.name: number for number, mesh in enumerate(meshes)}
     graph = StageGraph(
-        tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _, _) in edges.items())
+        tuple(seconds), tuple(StageEdge(a, b, size) for (a, b), (size, _, _) in edges.items())
     )
     held = step_bytes(program, by_name)
     return PipelineGraph(

@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.donation import read_donation
 from shardopt.dialect.mpmd import parse_mesh_tensor
-from shardopt.dialect.program import Program, body_of
+from shardopt.dialect.program import StepProgram, body_of
 from shardopt.extract.buffer_reuse import reused_buffers
 from shardopt.extract.op_graph import read_tensor
 from shardopt.ir.rewriting import defining
@@ -44,7 +44,7 @@ class StepBytes:
     outside_loop: tuple[int, ...]
 
 
-def step_bytes(program: Program, meshes: Mapping[str, Mesh]) -> StepBytes:
+def step_bytes(program: StepProgram, meshes: Mapping[str, Mesh]) -> StepBytes:
     """A walk over `@main`. Results and arguments that nobody donates stay, other values until their
     last reader; the accumulators that a loop returns take the places of what it began with."""
     ops, captured = body_of(program.main_block), tuple(program.captured.values())
@@ -116,7 +116,7 @@ class _Level:
 
 
 def live_values(
-    program: Program, meshes: Mapping[str, Mesh], task_of: Callable[[ir.Operation], StageTask]
+    program: StepProgram, meshes: Mapping[str, Mesh], task_of: Callable[[ir.Operation], StageTask]
 ) -> tuple[LiveBytes, ...]:
     """What is held for a microbatch. `task_of` says which task a fragment belongs to."""
     tasks: dict[ir.Value, dict[StageTask, None]] = {}

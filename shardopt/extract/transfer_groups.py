@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import parse_mesh_tensor
-from shardopt.dialect.program import Program
+from shardopt.dialect.program import StepProgram
 
 
-def transfer_groups(program: Program) -> Iterator[list[ir.Operation]]:
+def transfer_groups(program: StepProgram) -> Iterator[list[ir.Operation]]:
     """Transfers of values that one operation makes on one mesh, and that another mesh needs first
     in one operation: they are sent at once, and none keeps the reader waiting for what it does not
     need.

@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
-from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.op_graph import free_values
 from shardopt.forms.imported_form import Violation
 from shardopt.graph.op_graph import SHARED
@@ -58,7 +58,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     yield from _of_shared(program)
 
 
-def _operations(program: Program) -> list[ir.Operation]:
+def _operations(program: StepProgram) -> list[ir.Operation]:
     return [*program.body_ops, *program.prologue, *program.epilogue]
 
 
@@ -66,7 +66,7 @@ def _is_i64(attribute: ir.Attribute) -> bool:
     return isinstance(attribute, ir.IntegerAttr) and str(attribute.type) == "i64"
 
 
-def _of_shared(program: Program) -> Iterator[Violation]:
+def _of_shared(program: StepProgram) -> Iterator[Violation]:
     """A shared operation of the body that read a layer's value would drag it to every stage, each
     microbatch."""
     carried = {program.body_block.arguments[number] for number, _ in program.carried}

@@ -40,8 +40,8 @@ from shardopt.forms.exported_program import (
     Loop,
     LoopArgument,
     MeshValue,
+    ProgramResult,
     ReshardStep,
-    Result,
     StageFunction,
     TensorSpec,
     Transfer,
@@ -73,7 +73,7 @@ def read_exported(module: ir.Module) -> ExportedProgram:
         meshes=meshes,
         arguments=_arguments(main, reader),
         results=tuple(
-            Result(_display_name(attrs, f"result{number}"), reader.value(type_))
+            ProgramResult(_display_name(attrs, f"result{number}"), reader.value(type_))
             for number, (attrs, type_) in enumerate(
                 zip(attribute_dicts(main, "res_attrs"), function_type(main).results, strict=True)
             )

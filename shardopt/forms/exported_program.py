@@ -48,7 +48,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Result:
+class ProgramResult:
     """A result of `@main`."""
 
     name: str
@@ -144,6 +144,6 @@ class ExportedProgram:
 
     meshes: tuple[Mesh, ...]
     arguments: tuple[Argument, ...]
-    results: tuple[Result, ...]
+    results: tuple[ProgramResult, ...]
     main: Body
     functions: tuple[StageFunction, ...]

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.program import StepProgram, read_program
 from shardopt.forms.imported_form import MAIN, Violation
 from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
 
@@ -48,7 +48,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
             )
 
 
-def _of_functions(program: Program) -> Iterator[Violation]:
+def _of_functions(program: StepProgram) -> Iterator[Violation]:
     name = symbol_name(program.body)
     if name != MICROBATCH:
         yield Violation(program.call, f"expected the loop to call '@{MICROBATCH}', found '@{name}'")
@@ -67,7 +67,7 @@ def _of_functions(program: Program) -> Iterator[Violation]:
         yield Violation(program.body, f"expected '@{name}' to be private, found it public")
 
 
-def _of_call(program: Program) -> Iterator[Violation]:
+def _of_call(program: StepProgram) -> Iterator[Violation]:
     """The call hands on what the loop carries, and nothing but the call computes in the loop."""
     carried = list(program.loop_block.arguments)
     passed = list(program.call.operands)
@@ -89,7 +89,7 @@ def _of_call(program: Program) -> Iterator[Violation]:
         yield Violation(program.call, "expected attribute 'call_counter', found none")
 
 
-def _of_captures(program: Program) -> Iterator[Violation]:
+def _of_captures(program: StepProgram) -> Iterator[Violation]:
     for k in program.captured:
         argument = program.body_block.arguments[k]
         if not any(True for _ in argument.uses):

@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.mpmd import IN_FLIGHT, LAYER, read_methods, read_topology
-from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.program import StepProgram, read_program
 from shardopt.dialect.stages import STAGES, PlacedStage, read_stages, stage_of_layers
 from shardopt.extract.cut_reads import CutReads
 from shardopt.extract.layered_body import read_body
@@ -58,7 +58,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
 
 
 def _of_stages(
-    program: Program, stages: Sequence[PlacedStage], meshes: Sequence[Mesh]
+    program: StepProgram, stages: Sequence[PlacedStage], meshes: Sequence[Mesh]
 ) -> Iterator[str]:
     names = [mesh.name for mesh in meshes]
     next_layer = 0
@@ -85,7 +85,7 @@ def _of_stages(
         yield f"expected all {layers} layers in '{STAGES}', found {next_layer}"
 
 
-def _of_in_flight(program: Program, num_stages: int) -> Iterator[Violation]:
+def _of_in_flight(program: StepProgram, num_stages: int) -> Iterator[Violation]:
     if IN_FLIGHT not in program.loop.attributes:
         yield Violation(program.loop, f"expected attribute '{IN_FLIGHT}' on the loop, found none")
         return
@@ -98,7 +98,7 @@ def _of_in_flight(program: Program, num_stages: int) -> Iterator[Violation]:
         )
 
 
-def _of_order(program: Program, stages: Sequence[PlacedStage]) -> Iterator[Violation]:
+def _of_order(program: StepProgram, stages: Sequence[PlacedStage]) -> Iterator[Violation]:
     """Operations that their stage cannot run in time, as all its forward runs before all its
     backward, and the backward of later stages before that. What is computed again never goes on to
     a later stage (`shardopt.extract.cut_reads`)."""

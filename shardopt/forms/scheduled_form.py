@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.mpmd import SCHEDULE, read_topology
-from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.program import StepProgram, read_program
 from shardopt.dialect.schedule import read_schedule
 from shardopt.extract.pipeline_graph import peak_bytes, read_pipeline, simulate_pipeline
 from shardopt.forms.imported_form import Violation
@@ -77,7 +77,7 @@ def _malformed(loop: ir.Operation) -> str:
 
 
 def _of_order(
-    program: Program, meshes: Sequence[Mesh], text: ScheduleText, written: tuple[int, ...]
+    program: StepProgram, meshes: Sequence[Mesh], text: ScheduleText, written: tuple[int, ...]
 ) -> Iterator[Violation]:
     """What the order forbids, and whether it holds what is written of it: that follows from the
     lists alone."""
@@ -97,7 +97,7 @@ def _of_order(
 
 
 def _of_memory(
-    program: Program, meshes: Sequence[Mesh], cluster: Cluster, written: tuple[int, ...]
+    program: StepProgram, meshes: Sequence[Mesh], cluster: Cluster, written: tuple[int, ...]
 ) -> Iterator[Violation]:
     for mesh, peak in zip(meshes, written, strict=True):
         limit = cluster.group_of(mesh).device.memory_bytes

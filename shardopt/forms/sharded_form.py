@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator
 from itertools import starmap
 from math import prod
-from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
@@ -27,6 +26,7 @@ from shardopt.dialect.attributes import f64, i64
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple
 from shardopt.extract.op_graph import sharding_rules
+from shardopt.forms.imported_form import Violation
 from shardopt.forms.shardy_form import errors, read_mesh
 from shardopt.forms.unreduced_proof import says_unreduced, unproven
 from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
@@ -95,13 +95,6 @@ def regions_of(op: ir.Operation) -> list[ir.Block]:
     """The blocks of a loop or branch, whose values have shardings; none for reducers and the
     like."""
     return [region.blocks[0] for region in op.regions] if op.name in CONTROL_FLOW else []
-
-
-class Violation(NamedTuple):
-    """One departure from the form: the operation and what was expected of it."""
-
-    op: ir.Operation
-    message: str
 
 
 def violations(module: ir.Module) -> Iterator[Violation]:

@@ -29,7 +29,7 @@ from shardopt.dialect.mpmd import (
     read_methods,
     read_topology,
 )
-from shardopt.dialect.program import Program, body_of, read_program
+from shardopt.dialect.program import StepProgram, body_of, read_program
 from shardopt.forms.imported_form import Violation
 from shardopt.forms.mesh_checks import mesh_errors, value_error
 from shardopt.ir.rewriting import symbol_name
@@ -53,7 +53,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     yield from _Checker(program, {mesh.name: mesh for mesh in meshes}).violations()
 
 
-def _of_body_topology(program: Program) -> Iterator[Violation]:
+def _of_body_topology(program: StepProgram) -> Iterator[Violation]:
     expected = program.main.attributes[TOPOLOGY]
     topology = program.body.attributes.get(TOPOLOGY, None)
     if topology != expected:
@@ -68,7 +68,7 @@ class _Checker:
     """One walk over both functions; remembers which mesh a stage is on, and which stage made a
     value of the body."""
 
-    def __init__(self, program: Program, meshes: Mapping[str, Mesh]) -> None:
+    def __init__(self, program: StepProgram, meshes: Mapping[str, Mesh]) -> None:
         self.program = program
         self.meshes = meshes
         self.mesh_of_stage: dict[int, str] = {}

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import RESHARDING, parse_mesh_tensor, read_topology
-from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.program import StepProgram, read_program
 from shardopt.forms.exported_form import mesh_value, read_steps
 from shardopt.forms.imported_form import Violation
 from shardopt.forms.mesh_checks import value_error
@@ -51,7 +51,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
             yield from _of_plan(op, meshes)
 
 
-def _index(program: Program) -> ir.Value | None:
+def _index(program: StepProgram) -> ir.Value | None:
     number = program.index_argument
     return None if number is None else program.body_block.arguments[number]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Loop:
+class MicrobatchLoop:
     """Operations [start, stop) run once a microbatch; `in_flight` of these are between forward and
     backward at once.
 
@@ -34,6 +34,6 @@ class Residency:
     `arrivals[t]` is the operation before which input t comes from another mesh, `literals` are
     constants whose elements differ and which therefore lie in memory all the time."""
 
-    loop: Loop | None = None
+    loop: MicrobatchLoop | None = None
     arrivals: Mapping[int, int] = field(default_factory=dict)
     literals: frozenset[int] = frozenset()

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from shardopt.hardware.cluster import HostGroup
-from shardopt.measured.layout import Layout, layout_of
+from shardopt.measured.layout import RowLayout, layout_of
 from shardopt.measured.machines import machine_of
 from shardopt.measured.rows import Row
 from shardopt.measured.sizes import spec_of
@@ -28,7 +28,7 @@ class Case:
     dtype: str
     float8: bool
     machine: HostGroup
-    layout: Layout
+    layout: RowLayout
 
     @property
     def shared_by(self) -> str:
@@ -70,7 +70,7 @@ def _precision(text: str) -> str:
     return str(names[0])
 
 
-def _check_resnet(precision: str, layout: Layout) -> None:
+def _check_resnet(precision: str, layout: RowLayout) -> None:
     """It has neither attention nor products of the kind that is taken in 8 bits."""
     if precision == "fp8":
         raise InexpressibleRow("convolutions in fp8 are not built")

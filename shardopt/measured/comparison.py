@@ -19,7 +19,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RowOutcome:
     """A row with its prediction, or with the `reason` why there is none."""
 
     row: Row
@@ -33,23 +33,23 @@ class Comparison:
     """Outcomes in the order of the rows, and how steps and memory agree, by group; behind several
     groups, over all rows."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RowOutcome, ...]
     steps: tuple[Agreement, ...]
     memory: tuple[Agreement, ...]
 
 
 def compare(
-    rows: Sequence[Row], jobs: int = 1, on_outcome: Callable[[Outcome], None] | None = None
+    rows: Sequence[Row], jobs: int = 1, on_outcome: Callable[[RowOutcome], None] | None = None
 ) -> Comparison:
     """Predict the rows in `jobs` processes. `on_outcome` is told of each row as it is done, in any
     order."""
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, RowOutcome] = {}
     cases: dict[int, Case] = {}
     for number, row in enumerate(rows):
         try:
             cases[number] = case_of(row)
         except InexpressibleRow as error:
-            outcomes[number] = Outcome(row, reason=str(error))
+            outcomes[number] = RowOutcome(row, reason=str(error))
     for number, outcome in _predicted(cases, jobs):
         outcomes[number] = outcome
         if on_outcome is not None:
@@ -58,7 +58,7 @@ def compare(
     return Comparison(ordered, _agreements(_steps(ordered)), _agreements(_memory(ordered)))
 
 
-def _predicted(cases: dict[int, Case], jobs: int) -> Iterable[tuple[int, Outcome]]:
+def _predicted(cases: dict[int, Case], jobs: int) -> Iterable[tuple[int, RowOutcome]]:
     # Cases that share short plans go to one process, one behind the other.
     shared: dict[str, list[tuple[int, Case]]] = {}
     for number, case in cases.items():
@@ -75,21 +75,21 @@ def _predicted(cases: dict[int, Case], jobs: int) -> Iterable[tuple[int, Outcome
             yield from done
 
 
-def _predict_all(cases: list[tuple[int, Case]]) -> list[tuple[int, Outcome]]:
+def _predict_all(cases: list[tuple[int, Case]]) -> list[tuple[int, RowOutcome]]:
     return [(number, _outcome(case)) for number, case in cases]
 
 
-def _outcome(case: Case) -> Outcome:
+def _outcome(case: Case) -> RowOutcome:
     from shardopt.measured.predict import prediction
 
     try:
         predicted = prediction(case)
     except UserError as error:
-        return Outcome(case.row, reason=f"refused: {error}".partition("\n")[0])
-    return Outcome(case.row, predicted.step_seconds, predicted.memory_bytes)
+        return RowOutcome(case.row, reason=f"refused: {error}".partition("\n")[0])
+    return RowOutcome(case.row, predicted.step_seconds, predicted.memory_bytes)
 
 
-def _steps(outcomes: Iterable[Outcome]) -> list[Pairing]:
+def _steps(outcomes: Iterable[RowOutcome]) -> list[Pairing]:
     pairings = []
     for outcome in outcomes:
         measured = measured_seconds(outcome.row)
@@ -98,7 +98,7 @@ def _steps(outcomes: Iterable[Outcome]) -> list[Pairing]:
     return pairings
 
 
-def _memory(outcomes: Iterable[Outcome]) -> list[Pairing]:
+def _memory(outcomes: Iterable[RowOutcome]) -> list[Pairing]:
     return [
         _pairing(outcome.row, outcome.memory_bytes / GIB, outcome.row.mem_GiB)
         for outcome in outcomes

@@ -23,7 +23,7 @@ _METHODS = {
 
 
 @dataclass(frozen=True)
-class Recomputation:
+class RowRecomputation:
     """What the backward pass computes again: whole layers, from their inputs, or parts of a block
     as the model has it."""
 
@@ -32,7 +32,7 @@ class Recomputation:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """The plan of a row: `pp` meshes of the axes `shape`, each with `vpp` stages, sharded by the
     method `intra_op`.
 
@@ -45,7 +45,7 @@ class Layout:
     vpp: int
     intra_op: str
     schedule: str
-    recomputation: Recomputation | None
+    recomputation: RowRecomputation | None
     microbatch: int | None
     batch: int
 
@@ -71,7 +71,7 @@ class Layout:
         return self.batch // (self.replicas * self.microbatch)
 
 
-def layout_of(row: Row) -> Layout:
+def layout_of(row: Row) -> RowLayout:
     """Raises InexpressibleRow with what the row does not state, or what plans cannot say."""
     if row.devices is None or row.gbs is None:
         raise InexpressibleRow("states no number of devices or no global batch")
@@ -93,7 +93,7 @@ def layout_of(row: Row) -> Layout:
             f"{microbatch or 1} examples"
         )
     recomputation = _recomputation(row.recompute)
-    return Layout(
+    return RowLayout(
         shape, replicas, pp, vpp, intra_op, _schedule(row, vpp), recomputation, microbatch, row.gbs
     )
 
@@ -148,18 +148,18 @@ def _schedule(row: Row, vpp: int) -> str:
     return name
 
 
-def _recomputation(text: str) -> Recomputation | None:
+def _recomputation(text: str) -> RowRecomputation | None:
     """Frameworks call it full when they keep the input of every layer, and selective when they
     compute attention again; or, operation by operation, all but products."""
     plain = text.partition("+")[0].strip()
     if not plain:
         return None
     if plain.startswith("full"):
-        return Recomputation(layers=True)
+        return RowRecomputation(layers=True)
     if plain.startswith("selective per op"):
-        return Recomputation(within="all-but-products")
+        return RowRecomputation(within="all-but-products")
     if plain in ("selective", "selective (attention)"):
-        return Recomputation(within="attention")
+        return RowRecomputation(within="attention")
     if plain == "none":
-        return Recomputation()
+        return RowRecomputation()
     raise InexpressibleRow(f"recomputation '{text}'")

@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from shardopt.measured.case import Case
-from shardopt.measured.layout import Layout, Recomputation
+from shardopt.measured.layout import RowLayout, RowRecomputation
 from shardopt.measured.short_plan import ShortCase, ShortPlan, short_plan
-from shardopt.measured.stretch import Pair, Prediction, Shape, predict
+from shardopt.measured.stretch import Pair, Shape, StepPrediction, predict
 from shardopt.models.computing import Computing
 from shardopt.models.specs import block_layers
 
@@ -24,7 +24,7 @@ _MOST_EXAMPLES = 16
 _FRACTION = 0.9
 
 
-def prediction(case: Case) -> Prediction:
+def prediction(case: Case) -> StepPrediction:
     """Of the plan that the row states. What it leaves open is chosen as who measured it would: of
     recomputation the least that fits into memory, of microbatches the one with the shortest step
     that fits (or, where none fits, the one that lacks least). Raises UserError where a method does
@@ -39,7 +39,7 @@ def prediction(case: Case) -> Prediction:
     return min(fitting, key=lambda each: each.step_seconds)
 
 
-def open_microbatches(layout: Layout) -> Iterator[Layout]:
+def open_microbatches(layout: RowLayout) -> Iterator[RowLayout]:
     """Powers of two, where the row states none; not fewer microbatches than meshes, which would
     wait for each other."""
     if layout.microbatch is not None:
@@ -51,26 +51,26 @@ def open_microbatches(layout: Layout) -> Iterator[Layout]:
         size *= 2
 
 
-def _with_least_recomputation(case: Case, layout: Layout) -> Prediction:
+def _with_least_recomputation(case: Case, layout: RowLayout) -> StepPrediction:
     if layout.recomputation is not None:
         return _prediction(case, layout, layout.recomputation)
-    none = _prediction(case, layout, Recomputation())
+    none = _prediction(case, layout, RowRecomputation())
     if none.memory_bytes <= case.machine.device.memory_bytes:
         return none
-    return _prediction(case, layout, Recomputation(layers=True))
+    return _prediction(case, layout, RowRecomputation(layers=True))
 
 
-def prediction_within(case: Case, fraction: float) -> Prediction:
+def prediction_within(case: Case, fraction: float) -> StepPrediction:
     """Of the stated plan where it has to fit into a fraction of the memory: methods leave it to the
     planner what is gathered or made twice. The model is planned as a whole, as what makes it fit is
     not alike in all blocks. Raises UserError where it does not fit."""
     layout = next(open_microbatches(case.layout))
-    return _prediction(case, layout, layout.recomputation or Recomputation(), fraction)
+    return _prediction(case, layout, layout.recomputation or RowRecomputation(), fraction)
 
 
 def _prediction(
-    case: Case, layout: Layout, recomputation: Recomputation, fraction: float = 0.0
-) -> Prediction:
+    case: Case, layout: RowLayout, recomputation: RowRecomputation, fraction: float = 0.0
+) -> StepPrediction:
     blocks = case.spec.layers // (layout.stages * block_layers(case.spec))
     if layout.intra_op == "ilp":  # whether a stated plan fits is for the reader; this one has to
         fraction = fraction or _FRACTION
@@ -97,7 +97,7 @@ def short_blocks(stages: int, blocks: int, intra_op: str) -> tuple[int, int]:
     return min(1, blocks), min(2, blocks)
 
 
-def _short_stages(layout: Layout, host: int) -> int:
+def _short_stages(layout: RowLayout, host: int) -> int:
     """Enough to have all kinds of stages, and neighbours on one host as well as on two if the
     pipeline has both; the last host is full, or the only one."""
     width, enough = layout.width, _STAGES_THAT_DIFFER
@@ -107,7 +107,7 @@ def _short_stages(layout: Layout, host: int) -> int:
 
 
 def _short(
-    case: Case, layout: Layout, recomputation: Recomputation, stages: int, blocks: int
+    case: Case, layout: RowLayout, recomputation: RowRecomputation, stages: int, blocks: int
 ) -> ShortCase:
     assert layout.microbatch is not None, "the caller fills in what is open"
     # Two microbatches make a loop as any number does.

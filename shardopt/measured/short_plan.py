@@ -16,7 +16,7 @@ from shardopt.models.specs import ResnetSpec, Spec, block_layers
 from shardopt.planfile.parts import VERSION
 
 if TYPE_CHECKING:
-    from shardopt.dialect.program import Program
+    from shardopt.dialect.program import StepProgram
     from shardopt.extract.pipeline_graph import PipelineGraph
 
 
@@ -119,7 +119,7 @@ def plan_document(case: ShortCase) -> dict[str, Any]:
     }
 
 
-def _fragment_bytes(program: Program, stages: int) -> tuple[int, ...]:
+def _fragment_bytes(program: StepProgram, stages: int) -> tuple[int, ...]:
     from jaxlib.mlir import ir
 
     from shardopt.dialect.mpmd import STAGE

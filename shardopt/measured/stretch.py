@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from shardopt.extract.pipeline_graph import PipelineGraph, peak_bytes, simulate_pipeline
 from shardopt.measured.short_plan import ShortPlan
-from shardopt.schedule.graph import Edge, StageGraph
+from shardopt.schedule.graph import StageEdge, StageGraph
 from shardopt.schedule.memory import LiveBytes
 from shardopt.schedule.schedules import ScheduleText
 from shardopt.schedule.tasks import StageTask
@@ -50,7 +50,7 @@ class Shape:
         """Whether the stage behind this one lies on another host."""
         return self._host(stage) != self._host(stage + 1)
 
-    def links(self, edge: Edge) -> tuple[int, ...]:
+    def links(self, edge: StageEdge) -> tuple[int, ...]:
         """The NICs that the transfer of an edge uses, numbered as in `PipelineGraph`; of stages
         over several hosts, whose NICs do the same at once, the first."""
         source, target = self._host(edge.src.stage), self._host(edge.dst.stage)
@@ -61,14 +61,14 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class StepPrediction:
     """Of one step, and the most that a device holds in it."""
 
     step_seconds: float
     memory_bytes: int
 
 
-def predict(pair: Pair, shape: Shape, schedule: str, microbatches: int) -> Prediction:
+def predict(pair: Pair, shape: Shape, schedule: str, microbatches: int) -> StepPrediction:
     """Simulate the whole pipeline. Raises UserError for a schedule that does not suit it."""
     template = _Template(pair, shape)
     pipeline = template.pipeline()
@@ -82,7 +82,7 @@ def predict(pair: Pair, shape: Shape, schedule: str, microbatches: int) -> Predi
         for values in zip(pair.first.fragment_bytes, pair.second.fragment_bytes, strict=True)
     )
     held = max(peak_bytes(pipeline, result))
-    return Prediction(result.makespan_seconds + max(outside), max(held, round(fragments)))
+    return StepPrediction(result.makespan_seconds + max(outside), max(held, round(fragments)))
 
 
 class _Template:
@@ -147,7 +147,7 @@ class _Template:
             for stage in self._stages_like(task.stage):
                 yield StageTask(task.kind, stage), whole
 
-    def _edges(self) -> Iterator[tuple[Edge, float]]:
+    def _edges(self) -> Iterator[tuple[StageEdge, float]]:
         """Edges inside of a stage, between the ends (of a value that both use), and between
         neighbours."""
         delays = dict(zip(self._short.graph.edges, self._short.transfer_seconds, strict=True))
@@ -163,8 +163,8 @@ class _Template:
             yield from self._to_neighbour(stage, delays)
 
     def _to_neighbour(
-        self, stage: int, delays: Mapping[Edge, float]
-    ) -> Iterator[tuple[Edge, float]]:
+        self, stage: int, delays: Mapping[StageEdge, float]
+    ) -> Iterator[tuple[StageEdge, float]]:
         """What a stage and the one behind it pass to each other. How long that takes depends on
         whether they share a host."""
         place = self._place(stage)
@@ -187,7 +187,7 @@ class _Template:
         return 1 if self._last > 2 else 0
 
     def _delays_elsewhere(
-        self, forward: bool, place: int, delays: Mapping[Edge, float]
+        self, forward: bool, place: int, delays: Mapping[StageEdge, float]
     ) -> Iterator[float]:
         """Of neighbours in the short plans that share a host where those at `place` do not, or the
         other way round."""
@@ -204,8 +204,10 @@ class _Template:
         return replace(self._shape, meshes=count, stages=count).crosses(place)
 
     @staticmethod
-    def _moved(edge: Edge, source: int, target: int) -> Edge:
-        return Edge(StageTask(edge.src.kind, source), StageTask(edge.dst.kind, target), edge.bytes)
+    def _moved(edge: StageEdge, source: int, target: int) -> StageEdge:
+        return StageEdge(
+            StageTask(edge.src.kind, source), StageTask(edge.dst.kind, target), edge.bytes
+        )
 
     def _live(self) -> Iterator[LiveBytes]:
         first, second = (

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shardopt.measured.agreement import Agreement
-    from shardopt.measured.comparison import Outcome
+    from shardopt.measured.comparison import RowOutcome
 
 _NOTHING = "–"
 
@@ -39,7 +39,7 @@ def agreement_table(title: str, agreements: Iterable[Agreement]) -> Table:
     return table
 
 
-def row_table(outcomes: Sequence[Outcome]) -> Table:
+def row_table(outcomes: Sequence[RowOutcome]) -> Table:
     """A line a row that was predicted."""
     from rich.table import Table
 
@@ -57,7 +57,7 @@ def row_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def reason_table(outcomes: Sequence[Outcome]) -> Table:
+def reason_table(outcomes: Sequence[RowOutcome]) -> Table:
     """Why rows were not predicted, with how many rows of each group."""
     from rich.table import Table
 

@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import Any, TypeVar
 
 from shardopt.options.plan_options import PlanOptions
-from shardopt.options.table import Function, Row, rows
+from shardopt.options.table import Function, OptionRow, rows
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,12 +38,12 @@ def shows_options(
     return show
 
 
-def _parameter(row: Row, function: Function) -> inspect.Parameter:
+def _parameter(row: OptionRow, function: Function) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY
     annotation = row.accepts.get(function, row.type)
     return inspect.Parameter(row.field, kind, default=row.default, annotation=annotation)
 
 
-def _line(row: Row) -> str:
+def _line(row: OptionRow) -> str:
     text = f"{row.field:16}{row.described('None')}"
     return fill(text, _WIDTH, subsequent_indent=" " * 16, break_on_hyphens=False)

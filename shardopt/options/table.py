@@ -40,7 +40,7 @@ def row(
     **shown: Any,
 ) -> Any:
     """A field that is an option. `phases` (and `intra`, the pipeline of one mesh) are given it,
-    under its own name or the one that they map to; `shown` are the further fields of `Row`."""
+    under its own name or the one that they map to; `shown` are further fields of `OptionRow`."""
     names = phases if isinstance(phases, Mapping) else dict.fromkeys(phases, "")
     about = {
         "help": help,
@@ -53,7 +53,7 @@ def row(
 
 
 @dataclass(frozen=True)
-class Row:
+class OptionRow:
     """One option, with what its faces need.
 
     `type` is the resolved type, `default` is None or MISSING where there is none. `unset` says what
@@ -123,21 +123,21 @@ class Row:
         return "; ".join(part for part in (self.help, unset, self.note) if part)
 
 
-def rows(table: type) -> tuple[Row, ...]:
+def rows(table: type) -> tuple[OptionRow, ...]:
     """The options of a table in the order of its fields."""
     return _rows(cast("Hashable", table))  # type checkers take the class for one of its instances
 
 
 @cache
-def _rows(table: Any) -> tuple[Row, ...]:
+def _rows(table: Any) -> tuple[OptionRow, ...]:
     hints = typing.get_type_hints(table)
     declared = fields(table)
     return tuple(
-        Row(each.name, hints[each.name], each.default, **each.metadata) for each in declared
+        OptionRow(each.name, hints[each.name], each.default, **each.metadata) for each in declared
     )
 
 
-def row_of(table: type, name: str) -> Row:
+def row_of(table: type, name: str) -> OptionRow:
     """The option that is the field `name`. Raises LookupError."""
     for each in rows(table):
         if each.field == name:

@@ -21,7 +21,7 @@ from shardopt.pipeline.timing import timing_json, timing_tree
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
-    from shardopt.pipeline.manager import Result
+    from shardopt.pipeline.manager import PipelineResult
 
 # Every pipeline that runs while this variable names a directory leaves its dumps in a numbered
 # folder there.
@@ -59,7 +59,7 @@ class TreeDumper(Instrumentation):
         self._count += 1
         self._write(leaf.name, module)
 
-    def end(self, result: Result) -> None:
+    def end(self, result: PipelineResult) -> None:
         (self.directory / "timing.json").write_text(
             timing_json(timing_tree(result)) + "\n", encoding="utf-8"
         )

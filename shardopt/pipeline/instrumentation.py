@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from shardopt.pipeline.parser import Leaf, Pipeline
 
 if TYPE_CHECKING:
-    from shardopt.pipeline.manager import Result
+    from shardopt.pipeline.manager import PipelineResult
 
 
 class Instrumentation:
@@ -30,5 +30,5 @@ class Instrumentation:
         """After a pass that raised; the module may be invalid, and printing it is at the user's
         risk."""
 
-    def end(self, result: Result) -> None:
+    def end(self, result: PipelineResult) -> None:
         """After the last pass of a pipeline that succeeded."""

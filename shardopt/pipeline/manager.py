@@ -45,7 +45,7 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class Result:
+class PipelineResult:
     """What a pipeline did, pass by pass, with every warning and remark in the order they were
     emitted."""
 
@@ -70,7 +70,7 @@ def run_pipeline(
     instrumentation: Sequence[Instrumentation] | None = None,
     handler: Handler | None = None,
     verify_each: bool = True,
-) -> Result:
+) -> PipelineResult:
     """Run `pipeline` on `module`, in place.
 
     Warnings and remarks go to `handler` as they come and into the result. Raises PipelineError for
@@ -83,7 +83,7 @@ def run_pipeline(
     for hooks in run.instrumentation:
         hooks.begin(parsed, module)
     steps = tuple(run.step(leaf) for leaf in leaves(parsed))
-    result = Result(parsed, steps, tuple(run.diagnostics))
+    result = PipelineResult(parsed, steps, tuple(run.diagnostics))
     for hooks in reversed(run.instrumentation):
         hooks.end(result)
     return result

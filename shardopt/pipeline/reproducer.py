@@ -21,7 +21,7 @@ from shardopt.pipeline.parser import ROOT_ANCHOR, Leaf, Pipeline, anchored, leav
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
-    from shardopt.pipeline.manager import Result
+    from shardopt.pipeline.manager import PipelineResult
 
 # Locations of the original stay, so that messages of a rerun point at the user's file.
 _STYLE = PrintStyle(debug_info=True)
@@ -45,7 +45,7 @@ _VERIFY_EACH = re.compile(r"\bverify_each\s*:\s*(true|false)\b")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Reproduction:
     """What a reproducer says to run."""
 
     pipeline: str
@@ -53,7 +53,7 @@ class Recipe:
 
 
 @dataclass
-class Progress(Instrumentation):
+class PassTracker(Instrumentation):
     """Knows which pass runs, or ran last: what to reproduce after a failure. `on_pass` hears the
     number of each."""
 
@@ -71,7 +71,7 @@ class Progress(Instrumentation):
         if self.on_pass is not None:
             self.on_pass(self.index)
 
-    def end(self, result: Result) -> None:
+    def end(self, result: PipelineResult) -> None:
         self.finished = True
 
     @property
@@ -79,18 +79,18 @@ class Progress(Instrumentation):
         return None if self.finished else self.leaf
 
 
-def reproducer_text(module: ir.Module, recipe: Recipe) -> str:
+def reproducer_text(module: ir.Module, recipe: Reproduction) -> str:
     """The file: the module with its locations, and the recipe behind it."""
     return _STYLE.text(module.operation) + footer(recipe)
 
 
-def footer(recipe: Recipe) -> str:
+def footer(recipe: Reproduction) -> str:
     """The recipe as text that may stand behind any module."""
     escaped = recipe.pipeline.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
     return _FOOTER % (escaped, "true" if recipe.verify_each else "false")
 
 
-def read_recipe(text: str, name: str) -> Recipe:
+def read_recipe(text: str, name: str) -> Reproduction:
     """The recipe of a reproducer. Raises UserError when there is none."""
     text = _COMMENT.sub("", text)
     recipes = list(_PIPELINE.finditer(text))
@@ -101,7 +101,7 @@ def read_recipe(text: str, name: str) -> Recipe:
         )
     pipeline = re.sub(r"\\([0-9A-Fa-f]{2}|.)", _unescaped, recipes[-1][1])
     verify = _VERIFY_EACH.search(text, recipes[-1].end())
-    return Recipe(pipeline, verify is None or verify[1] == "true")
+    return Reproduction(pipeline, verify is None or verify[1] == "true")
 
 
 def _unescaped(match: re.Match[str]) -> str:
@@ -126,8 +126,8 @@ def make_reproducer(
     from shardopt.pipeline.manager import run_pipeline
 
     if index is None:
-        return reproducer_text(load(), Recipe(str(pipeline), verify_each))
+        return reproducer_text(load(), Reproduction(str(pipeline), verify_each))
     module = load()
     # These passes have succeeded once: nothing is verified a second time.
     run_pipeline(module, part_of(pipeline, index), verify_each=False)
-    return reproducer_text(module, Recipe(part_of(pipeline, index + 1, index), verify_each))
+    return reproducer_text(module, Reproduction(part_of(pipeline, index + 1, index), verify_each))

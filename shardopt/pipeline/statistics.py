@@ -20,7 +20,7 @@ from shardopt.pipeline.parser import Leaf, Pipeline
 from shardopt.pipeline.timing import RULE
 
 if TYPE_CHECKING:
-    from shardopt.pipeline.manager import Result
+    from shardopt.pipeline.manager import PipelineResult
 
 Figures = dict[str, int | float]
 
@@ -61,7 +61,7 @@ class PassFigures:
     figures: Figures
 
 
-def pass_figures(result: Result, counter: OpCounter) -> tuple[PassFigures, ...]:
+def pass_figures(result: PipelineResult, counter: OpCounter) -> tuple[PassFigures, ...]:
     """The figures of every pass of a run in its order."""
     rows = []
     for step, (before, after) in zip(result.steps, counter.counts, strict=True):

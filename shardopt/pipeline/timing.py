@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from shardopt.pipeline.manager import Result, StepResult
+    from shardopt.pipeline.manager import PipelineResult, StepResult
 
 RULE = "===" + "-" * 73 + "==="
 
@@ -28,7 +28,7 @@ class Timed:
 
 
 def timing_tree(
-    result: Result, before: Sequence[Timed] = (), after: Sequence[Timed] = ()
+    result: PipelineResult, before: Sequence[Timed] = (), after: Sequence[Timed] = ()
 ) -> tuple[Timed, ...]:
     """The work of a run in its order; `before` and `after` are what happened around the passes,
     such as parsing."""

@@ -12,20 +12,20 @@ from shardopt.planfile.option_fields import Options
 from shardopt.planfile.parts import (
     RECOMPUTE,
     VERSION,
-    Model,
     PlanFile,
     PlannedCopy,
     PlannedLayers,
+    PlannedModel,
     PlannedRemat,
     PlannedShardings,
     PlannedStage,
 )
 from shardopt.support.readers import COUNT, INDEX, NOT_NEGATIVE, Number, Scalar, Schema, Text
-from shardopt.support.records import Field, Items, Nullable, Record, Row, Table
+from shardopt.support.records import Field, Items, Nullable, Record, Table, TupleOf
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SubmeshSizes:
     """`HxD`, read into a pair."""
 
     example: str
@@ -58,7 +58,7 @@ class _Version:
 
 
 _PAIR = Items(INDEX, 2, 2)
-_RUNS = Items(Row((Number(at_least=-1, whole=True), COUNT)))
+_RUNS = Items(TupleOf((Number(at_least=-1, whole=True), COUNT)))
 _INDICES = Items(INDEX)
 
 _REMAT = Record(
@@ -101,8 +101,10 @@ _STAGE = Record(
     {
         "layers": Field(Nullable(_PAIR), "first and last layer", None),
         "group": Field(Nullable(Text()), "name of the host group", None),
-        "submesh": Field(Nullable(Sizes("1x4")), "hosts x devices per host", None),
-        "logical_shape": Field(Nullable(Sizes("2x2")), "sizes of the mesh axes x and y", None),
+        "submesh": Field(Nullable(SubmeshSizes("1x4")), "hosts x devices per host", None),
+        "logical_shape": Field(
+            Nullable(SubmeshSizes("2x2")), "sizes of the mesh axes x and y", None
+        ),
         "devices": Field(
             Nullable(Items(INDEX, 1)), "device ids in row-major order of the axes", None
         ),
@@ -142,7 +144,7 @@ PLAN = Record(
         "model": Field(
             Nullable(
                 Record(
-                    Model,
+                    PlannedModel,
                     {
                         "fingerprint": Field(Text(), "hash of the operations of the model"),
                         "name": Field(Text(may_be_empty=True), "what messages called it", ""),

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardopt.options.plan_options import PlanOptions
-from shardopt.options.table import Row, rows
+from shardopt.options.table import OptionRow, rows
 from shardopt.planfile.parts import PlanFile
-from shardopt.support.readers import NOT_NEGATIVE, Flag, Number, Reader, Scalar, Schema, Text
+from shardopt.support.readers import NOT_NEGATIVE, Flag, Number, Scalar, Schema, Text, ValueReader
 from shardopt.support.records import Field, Nullable, Record, Table
 
 _LEFT_OUT = object()
@@ -24,7 +24,7 @@ class _WordOr:
     """One of some words, or what `inner` reads."""
 
     words: tuple[str, ...]
-    inner: Reader
+    inner: ValueReader
 
     def read(self, value: Any, path: str, errors: list[str]) -> Any:
         is_word = isinstance(value, str) and value in self.words
@@ -66,12 +66,12 @@ def _without_missing(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not _LEFT_OUT}
 
 
-def _reader(row: Row) -> Reader:
+def _reader(row: OptionRow) -> ValueReader:
     reader = _of_base(row)
     return Nullable(reader) if row.is_optional else reader
 
 
-def _of_base(row: Row) -> Reader:
+def _of_base(row: OptionRow) -> ValueReader:
     if row.base is bool:
         return Flag()
     if row.base is float:

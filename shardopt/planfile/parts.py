@@ -96,7 +96,7 @@ class PlannedLayers:
 
 
 @dataclass(frozen=True)
-class Model:
+class PlannedModel:
     """What the plan was made for: `fingerprint` is a hash of its operations without their
     locations."""
 
@@ -111,7 +111,7 @@ class PlanFile:
 
     version: int
     made_by: Mapping[str, str] = field(default_factory=dict)
-    model: Model | None = None
+    model: PlannedModel | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     cluster: Cluster | None = None
     layers: PlannedLayers | None = None

@@ -20,7 +20,7 @@ _NOT_COMPARED = ("made_by",)
 
 
 @dataclass(frozen=True)
-class Difference:
+class PlanDifference:
     """A field in two files; "–" stands for none."""
 
     path: str
@@ -28,17 +28,19 @@ class Difference:
     second: str
 
 
-def differences(first: Any, second: Any) -> tuple[Difference, ...]:
+def differences(first: Any, second: Any) -> tuple[PlanDifference, ...]:
     """Of the values of two plan files, in the order of the first."""
     if not isinstance(first, dict) or not isinstance(second, dict):
-        return () if first == second else (Difference("", _shown("", first), _shown("", second)),)
+        return (
+            () if first == second else (PlanDifference("", _shown("", first), _shown("", second)),)
+        )
     drop = dict.fromkeys(_NOT_COMPARED)
     return tuple(_of_fields({**first, **drop}, {**second, **drop}, ""))
 
 
 def _of_fields(
     first: Mapping[str, Any], second: Mapping[str, Any], prefix: str
-) -> Iterator[Difference]:
+) -> Iterator[PlanDifference]:
     for name in dict.fromkeys((*first, *second)):
         a, b, path = first.get(name), second.get(name), f"{prefix}{name}"
         if a == b:
@@ -52,7 +54,7 @@ def _of_fields(
         elif a and b and _are_lists(a, b, str):
             yield _of_texts(list(a), list(b), path)
         else:
-            yield Difference(path, _shown(name, a), _shown(name, b))
+            yield PlanDifference(path, _shown(name, a), _shown(name, b))
 
 
 def _are_lists(a: Any, b: Any, item: type) -> bool:
@@ -62,37 +64,37 @@ def _are_lists(a: Any, b: Any, item: type) -> bool:
     )
 
 
-def _of_records(a: list[Any], b: list[Any], path: str) -> Iterator[Difference]:
+def _of_records(a: list[Any], b: list[Any], path: str) -> Iterator[PlanDifference]:
     for k in range(max(len(a), len(b))):
         if k < len(a) and k < len(b):
             yield from _of_fields(a[k], b[k], f"{path}[{k}].")
         else:
             missing = "–", _summary((a if k < len(a) else b)[k])
-            yield Difference(f"{path}[{k}]", *(missing if k >= len(a) else missing[::-1]))
+            yield PlanDifference(f"{path}[{k}]", *(missing if k >= len(a) else missing[::-1]))
 
 
-def _of_texts(a: list[str], b: list[str], path: str) -> Difference:
+def _of_texts(a: list[str], b: list[str], path: str) -> PlanDifference:
     """Rows of operations: how many there are, and the first that differs."""
     pairs = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
     changed = len(pairs) + abs(len(a) - len(b))
     at = pairs[0] if pairs else min(len(a), len(b))
     of = f"{changed} of {max(len(a), len(b))} differ; [{at}] "
-    return Difference(path, of + (a[at] if at < len(a) else "–"), b[at] if at < len(b) else "–")
+    return PlanDifference(path, of + (a[at] if at < len(a) else "–"), b[at] if at < len(b) else "–")
 
 
-def _of_layers(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
+def _of_layers(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[PlanDifference]:
     for name in dict.fromkeys((*a, *b)):
         x, y = a.get(name), b.get(name)
         if x == y:
             continue
         if not (_are_runs(x) and _are_runs(y)):
-            yield Difference(f"layers.{name}", _shown(name, x), _shown(name, y))
+            yield PlanDifference(f"layers.{name}", _shown(name, x), _shown(name, y))
             continue
         layers = layers_in(x), layers_in(y)
         moved = sum(p != q for p, q in zip(*layers, strict=False)) + abs(
             len(layers[0]) - len(layers[1])
         )
-        yield Difference(
+        yield PlanDifference(
             f"layers.{name}",
             f"{len(layers[0])} in runs",
             f"{len(layers[1])}, {moved} in other layers",
@@ -130,7 +132,7 @@ def _shown(name: str, value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
-def diff_table(rows: tuple[Difference, ...], first: str, second: str) -> Table:
+def diff_table(rows: tuple[PlanDifference, ...], first: str, second: str) -> Table:
     """For a terminal."""
     from rich.markup import escape
     from rich.table import Table

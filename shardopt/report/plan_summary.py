@@ -21,7 +21,7 @@ from shardopt.dialect.mpmd import (
     parse_mesh_tensor,
     read_topology,
 )
-from shardopt.dialect.program import Program, body_of, read_program
+from shardopt.dialect.program import StepProgram, body_of, read_program
 from shardopt.dialect.schedule import read_peaks
 from shardopt.forms.sharded_form import read_cost
 from shardopt.hardware.cluster import Cluster
@@ -102,7 +102,7 @@ def summarize(module: ir.Module) -> PlanSummary:
     )
 
 
-def _homes(program: Program, meshes: list[str]) -> tuple[int, ...]:
+def _homes(program: StepProgram, meshes: list[str]) -> tuple[int, ...]:
     """The mesh of every stage; a stage without calls is on the mesh of its number."""
     home_of: dict[int, int] = {}
     for op, _ in _calls(program):
@@ -113,14 +113,14 @@ def _homes(program: Program, meshes: list[str]) -> tuple[int, ...]:
     return tuple(home_of.get(stage, min(stage, len(meshes) - 1)) for stage in range(count))
 
 
-def _calls(program: Program) -> Iterator[tuple[ir.Operation, bool]]:
+def _calls(program: StepProgram) -> Iterator[tuple[ir.Operation, bool]]:
     """Fragment calls and transfers of `@main` and of the body, and whether they are in the body."""
     yield from ((op, False) for op in body_of(program.main_block))
     yield from ((op, True) for op in program.body_ops)
 
 
 def _row(
-    program: Program,
+    program: StepProgram,
     cluster: Cluster,
     stage: int,
     mesh: Mesh,

@@ -19,7 +19,7 @@ Moved = tuple[int, int, float, float]  # a transfer: source node, target node, s
 
 
 @dataclass(frozen=True)
-class Costs:
+class NodeCosts:
     """Seconds of each node and of each edge of the graph; the links that an edge's transfers use;
     how meshes share hosts; and whether a mesh computes while it sends."""
 
@@ -54,7 +54,7 @@ class Times:
         return moved
 
     @staticmethod
-    def of(linked: LinkedSchedule, costs: Costs) -> Times:
+    def of(linked: LinkedSchedule, costs: NodeCosts) -> Times:
         contended = any(
             seconds > 0 and links
             for seconds, links in zip(costs.transfer_seconds, costs.links, strict=True)
@@ -66,7 +66,7 @@ class Times:
         )
 
     @staticmethod
-    def in_order(linked: LinkedSchedule, costs: Costs) -> Times:
+    def in_order(linked: LinkedSchedule, costs: NodeCosts) -> Times:
         mesh_of, predecessors, seconds = linked.mesh_of, linked.predecessors, costs.transfer_seconds
         starts, ends = [0.0] * len(mesh_of), [0.0] * len(mesh_of)
         free = [0.0] * linked.schedule.num_meshes
@@ -83,7 +83,7 @@ class Times:
         return Times(starts, ends, tuple(seconds))
 
     @staticmethod
-    def by_events(linked: LinkedSchedule, costs: Costs) -> Times:
+    def by_events(linked: LinkedSchedule, costs: NodeCosts) -> Times:
         mesh_of, readers = linked.mesh_of, linked.readers
         count = len(mesh_of)
         starts, ends, free = [0.0] * count, [0.0] * count, _Links(costs)
@@ -121,7 +121,7 @@ class _Links:
     """From when on each link is free; a link carries one transfer at a time, first come, first
     served."""
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: NodeCosts) -> None:
         self._seconds, self._links = costs.transfer_seconds, costs.links
         self._free = dict.fromkeys((number for links in costs.links for number in links), 0.0)
         self.moved: list[Moved] = []

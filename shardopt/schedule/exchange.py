@@ -43,7 +43,7 @@ Steps = tuple[tuple[Step, ...], ...]  # by mesh
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExchangeOutcome:
     """`stopped` is the step at which a mesh stopped for ever, for those that did; `received` the
     order of messages."""
 
@@ -57,7 +57,7 @@ class Outcome:
         return bool(self.stopped)
 
 
-def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome:
+def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> ExchangeOutcome:
     """Run the meshes against each other, in O(steps). With `lanes`, a message waits only behind
     others for its receiver."""
     send, recv = Do.SEND, Do.RECV
@@ -119,7 +119,7 @@ def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome
         position[mesh] = at
     stopped = {mesh: at for mesh, at in enumerate(position) if at < len(steps[mesh])}
     if not rendezvous:
-        return Outcome(stopped, tuple(received), {}, {})
+        return ExchangeOutcome(stopped, tuple(received), {}, {})
     holding = {
         mesh: queue[first_left[mesh]]
         for mesh, queue in enumerate(made)
@@ -130,7 +130,7 @@ def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome
         for at, queue in enumerate(queues)
         for value in queue[through[at] :]
     }
-    return Outcome(stopped, tuple(received), holding, ahead)
+    return ExchangeOutcome(stopped, tuple(received), holding, ahead)
 
 
 def _advance(made: list[int], first_left: list[int], mesh: int, arrived: set[int]) -> None:
@@ -228,7 +228,10 @@ def messages_of(linked: LinkedSchedule) -> Messages:
 
 
 def describe(
-    steps: Steps, outcome: Outcome, mesh_name: Callable[[int, int], str], name: Callable[[int], str]
+    steps: Steps,
+    outcome: ExchangeOutcome,
+    mesh_name: Callable[[int, int], str],
+    name: Callable[[int], str],
 ) -> str:
     """The circle of waits of an outcome that blocks. `mesh_name(mesh, step)` says who stopped
     where, `name(message)` what a message is."""

@@ -18,7 +18,7 @@ _BACKWARD = (TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGH
 
 
 @dataclass(frozen=True)
-class Edge:
+class StageEdge:
     """`dst` needs `bytes` bytes that `src` computes.
 
     Between tasks that run per microbatch the edge stays within one microbatch. An edge into a task
@@ -47,7 +47,7 @@ class StageGraph:
     per step back into the microbatch loop."""
 
     tasks: tuple[StageTask, ...]
-    edges: tuple[Edge, ...]
+    edges: tuple[StageEdge, ...]
 
     @cached_property
     def fused_stages(self) -> frozenset[int]:
@@ -98,7 +98,7 @@ def chain_graph(
 
 def _chain_edges(
     num_stages: int, kinds: frozenset[TaskKind], activation_bytes: int
-) -> Iterator[Edge]:
+) -> Iterator[StageEdge]:
     forward, weight = TaskKind.FORWARD, TaskKind.BACKWARD_WEIGHT
     backward = next(
         (kind for kind in (TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT) if kind in kinds), None
@@ -106,12 +106,16 @@ def _chain_edges(
     inside = [(forward, backward), (forward, weight), (backward, weight)]
     for stage in range(num_stages):
         if stage > 0:
-            yield Edge(StageTask(forward, stage - 1), StageTask(forward, stage), activation_bytes)
+            yield StageEdge(
+                StageTask(forward, stage - 1), StageTask(forward, stage), activation_bytes
+            )
         if stage > 0 and backward is not None:
-            yield Edge(StageTask(backward, stage), StageTask(backward, stage - 1), activation_bytes)
+            yield StageEdge(
+                StageTask(backward, stage), StageTask(backward, stage - 1), activation_bytes
+            )
         for src, dst in inside:
             if src in kinds and dst is not None and dst in kinds:
-                yield Edge(StageTask(src, stage), StageTask(dst, stage))
+                yield StageEdge(StageTask(src, stage), StageTask(dst, stage))
         if TaskKind.UPDATE in kinds:
             last = weight if weight in kinds else backward or forward
-            yield Edge(StageTask(last, stage), StageTask(TaskKind.UPDATE, stage))
+            yield StageEdge(StageTask(last, stage), StageTask(TaskKind.UPDATE, stage))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shardopt.schedule.bounds import longest_paths
-from shardopt.schedule.graph import Edge, StageGraph
+from shardopt.schedule.graph import StageEdge, StageGraph
 from shardopt.schedule.tasks import ONCE, Schedule, Task, TaskKind
 from shardopt.schedule.workload import Workload
 
@@ -26,7 +26,7 @@ _BACKWARD = TaskKind.BACKWARD
 
 
 @dataclass(frozen=True)
-class Rule:
+class PriorityRule:
     """`kinds`: the most urgent kind first; kinds that are missing come last. `ahead`: how many
     microbatches stage s may have in flight, `base + slope · (stages behind s)`, at least 1; None
     for any number. `deepest_first`: among stages of one mesh the one that is furthest along the
@@ -58,7 +58,7 @@ class Rule:
         )
 
 
-def rules(several_stages: bool = True) -> Iterator[Rule]:
+def rules(several_stages: bool = True) -> Iterator[PriorityRule]:
     """The rules worth trying, in a fixed order; which stage of a mesh goes first matters only where
     it has several."""
     # The order of 1F1B, that of GPipe, and weight halves before new forwards. With base 1 a slope
@@ -69,15 +69,17 @@ def rules(several_stages: bool = True) -> Iterator[Rule]:
     for kinds in (backward_first, forward_first, weights_early):
         for slope in (1.0, 1.5, 2.0, 3.0, None):
             for deepest_first in (True, False) if several_stages else (True,):
-                yield Rule(kinds, 1.0, slope, deepest_first)
-    yield Rule(backward_first, slope=None, patience=0.6)
+                yield PriorityRule(kinds, 1.0, slope, deepest_first)
+    yield PriorityRule(backward_first, slope=None, patience=0.6)
     for patience in (0.0, 0.3):
-        yield Rule(backward_first, slope=None, by_tail=True, patience=patience)
+        yield PriorityRule(backward_first, slope=None, by_tail=True, patience=patience)
     for patience in (0.3, 0.6):
-        yield Rule(backward_first, slope=None, by_tail=True, patience=patience, from_end=True)
+        yield PriorityRule(
+            backward_first, slope=None, by_tail=True, patience=patience, from_end=True
+        )
 
 
-def list_schedule(work: Workload, rule: Rule, name: str = "auto") -> Schedule | None:
+def list_schedule(work: Workload, rule: PriorityRule, name: str = "auto") -> Schedule | None:
     """The schedule that `rule` makes, or None if it runs into a dead end (all memory taken by what
     cannot proceed)."""
     if not rule.from_end:
@@ -90,7 +92,7 @@ def _reversed(work: Workload) -> Workload:
     """The loop with every edge turned round, without a memory limit."""
     looped = {task for task in work.graph.tasks if not task.kind.runs_once}
     kept = [
-        (Edge(edge.dst, edge.src), seconds)
+        (StageEdge(edge.dst, edge.src), seconds)
         for edge, seconds in zip(work.graph.edges, work.transfer_seconds, strict=True)
         if edge.src in looped and edge.dst in looped
     ]
@@ -117,7 +119,7 @@ def _read_backwards(schedule: Schedule, work: Workload) -> Schedule:
 class _Run:
     """One event-driven run over numbers: task k of `tasks` for microbatch i."""
 
-    def __init__(self, work: Workload, rule: Rule) -> None:
+    def __init__(self, work: Workload, rule: PriorityRule) -> None:
         self.work, self.rule = work, rule
         self.tasks = tuple(task for task in work.graph.tasks if not task.kind.runs_once)
         number = {task: k for k, task in enumerate(self.tasks)}
@@ -150,7 +152,7 @@ class _Run:
         self.expected: dict[tuple[int, int], float] = {}
         self.tails = self._tails() if rule.by_tail else []
 
-    def _orders(self, rule: Rule) -> list[list[int]]:
+    def _orders(self, rule: PriorityRule) -> list[list[int]]:
         """For each mesh its tasks by urgency."""
         urgency = {kind: rank for rank, kind in enumerate(rule.kinds)}
         sign = -1 if rule.deepest_first else 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardopt.hardware.sharing import Sharing
-from shardopt.schedule.events import Costs, Times
+from shardopt.schedule.events import NodeCosts, Times
 from shardopt.schedule.graph import StageGraph
 from shardopt.schedule.memory import (
     LiveBytes,
@@ -140,7 +140,7 @@ def simulate(
     linked = link(schedule, graph)
     times = Times.of(
         linked,
-        Costs(_node_seconds(linked, task_seconds), seconds, links, sharing, transfers.overlap),
+        NodeCosts(_node_seconds(linked, task_seconds), seconds, links, sharing, transfers.overlap),
     )
     start_seconds, end_seconds = linked.rows(times.starts), linked.rows(times.ends)
     busy = tuple(
@@ -179,7 +179,7 @@ def makespan_seconds(
 ) -> float:
     """The makespan that `simulate` finds, alone; for callers that try many durations on one linked
     schedule."""
-    costs = Costs(_node_seconds(linked, task_seconds), transfer_seconds, edge_links, sharing)
+    costs = NodeCosts(_node_seconds(linked, task_seconds), transfer_seconds, edge_links, sharing)
     return max(Times.of(linked, costs).ends, default=0.0)
 
 

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from shardopt.support.errors import UserError
-from shardopt.support.readers import Reader
+from shardopt.support.readers import ValueReader
 
 
-def errors_of(reader: Reader, value: Any) -> tuple[Any, tuple[str, ...]]:
+def errors_of(reader: ValueReader, value: Any) -> tuple[Any, tuple[str, ...]]:
     """What is read, and everything that is wrong; where something is, what is read must not be
     used."""
     errors: list[str] = []
     return reader.read(value, "", errors), tuple(errors)
 
 
-def read_document(reader: Reader, value: Any, file: str) -> Any:
+def read_document(reader: ValueReader, value: Any, file: str) -> Any:
     """Raises UserError with the file and the first error."""
     read, errors = errors_of(reader, value)
     if errors:

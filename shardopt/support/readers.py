@@ -16,7 +16,7 @@ from typing import Any, Protocol
 Schema = dict[str, Any]
 
 
-class Reader(Protocol):
+class ValueReader(Protocol):
     """Reads a value found under a field path; adds what is wrong to `errors`, each with the
     path."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardopt.support.readers import Reader, Schema, shown, suggestion, wrong
+from shardopt.support.readers import Schema, ValueReader, shown, suggestion, wrong
 
 REQUIRED = object()
 
@@ -15,7 +15,7 @@ REQUIRED = object()
 class Nullable:
     """`null`, or what `inner` reads."""
 
-    inner: Reader
+    inner: ValueReader
 
     def read(self, value: Any, path: str, errors: list[str]) -> Any:
         return None if value is None else self.inner.read(value, path, errors)
@@ -28,7 +28,7 @@ class Nullable:
 class Items:
     """A list, read into a tuple, of `least` to `most` items."""
 
-    item: Reader
+    item: ValueReader
     least: int = 0
     most: int | None = None
 
@@ -60,10 +60,10 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Row:
+class TupleOf:
     """A list with a meaning for each place, read into a tuple."""
 
-    items: tuple[Reader, ...]
+    items: tuple[ValueReader, ...]
 
     def read(self, value: Any, path: str, errors: list[str]) -> tuple[Any, ...] | None:
         if not isinstance(value, list | tuple) or len(value) != len(self.items):
@@ -86,7 +86,7 @@ class Table:
     """A mapping of names to values of one kind, read into a dict: any names, or in the order of
     `known`."""
 
-    item: Reader
+    item: ValueReader
     known: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
 
@@ -112,7 +112,7 @@ class Table:
 class Field:
     """A field of a `Record`: its reader, what it means, and its value where it is left out."""
 
-    reader: Reader
+    reader: ValueReader
     about: str = ""
     default: Any = REQUIRED
 

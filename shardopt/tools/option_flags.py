@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from shardopt.options.table import Row, rows
+from shardopt.options.table import OptionRow, rows
 from shardopt.tools.common import count
 
 # On the command line None, the planner's choice, is a word.
@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser, table: type) -> None:
         parser.add_argument(row.flag, dest=row.field, **_settings(row))
 
 
-def _settings(row: Row) -> dict[str, Any]:
+def _settings(row: OptionRow) -> dict[str, Any]:
     if row.base is bool:
         is_on = row.default is True
         action, text = ("store_false", row.off) if is_on else ("store_true", row.help)
@@ -36,7 +36,7 @@ def _settings(row: Row) -> dict[str, Any]:
     return settings
 
 
-def _help(row: Row) -> str:
+def _help(row: OptionRow) -> str:
     text = row.described(_UNSET)
     has_text = row.has_default and row.default not in (None, "")
     return f"{text} (default {row.default})" if has_text else text
@@ -46,11 +46,11 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def _parser(row: Row) -> Callable[[str], Any]:
+def _parser(row: OptionRow) -> Callable[[str], Any]:
     return partial(_number, row) if row.base is int else row.base
 
 
-def _number(row: Row, text: str) -> int | str | None:
+def _number(row: OptionRow, text: str) -> int | str | None:
     """A whole number, a word that the option knows, or None. Raises argparse.ArgumentTypeError."""
     if text in row.choices:
         return text

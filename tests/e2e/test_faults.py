@@ -14,7 +14,7 @@ import pytest
 from exported_model import TEXT, example, inputs, load
 
 from shardopt.runtime.driver import open_run
-from shardopt.runtime.errors import Kind, MeshError
+from shardopt.runtime.errors import FailureKind, MeshError
 from shardopt.runtime.faults import Fault
 from shardopt.runtime.health.limits import Limits
 from shardopt.runtime.program.instructions import Program
@@ -55,13 +55,13 @@ def error_of(run: Run, steps: int = 2) -> tuple[MeshError, float]:
 
 
 FAULTS = {
-    "raise": (Kind.FAILED, "RuntimeError: injected fault"),
-    "kill": (Kind.DIED, "its process ended by signal SIGKILL"),
-    "stop": (Kind.STUCK, "no sign of life for"),
-    "cut": (Kind.CUT, "PeerGone: the connection"),
-    "drop": (Kind.LOST, "it was lost"),
-    "memory": (Kind.FAILED, "out of memory (MemoryError"),
-    "sleep": (Kind.STUCK, "no worker got on for 3 s"),
+    "raise": (FailureKind.FAILED, "RuntimeError: injected fault"),
+    "kill": (FailureKind.DIED, "its process ended by signal SIGKILL"),
+    "stop": (FailureKind.STUCK, "no sign of life for"),
+    "cut": (FailureKind.CUT, "PeerGone: the connection"),
+    "drop": (FailureKind.LOST, "it was lost"),
+    "memory": (FailureKind.FAILED, "out of memory (MemoryError"),
+    "sleep": (FailureKind.STUCK, "no worker got on for 3 s"),
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.traffic import Difference
+from shardopt.cost.traffic import TrafficDifference
 from shardopt.cost.traffic import compare as compare_traffic
 from shardopt.dialect.dtypes import numpy_dtype, numpy_name
 from shardopt.extract.mesh_graphs import MeshGraph, read_plain
@@ -140,7 +140,7 @@ class Harness:
         ]
 
 
-def _differs(row: Difference) -> bool:
+def _differs(row: TrafficDifference) -> bool:
     return row.predicted_tensors != row.found_tensors or row.predicted_bytes != row.found_bytes
 
 

@@ -15,7 +15,7 @@ from shardopt.frontend.plans.from_plan_file import options_after
 from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.pipeline.manager import Result
+from shardopt.pipeline.manager import PipelineResult
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.reference import compare, run_reference
 from shardopt.support.documents import json_text
@@ -44,7 +44,7 @@ def applied(model: bytes, folder: Path, document: object) -> tuple[Plan, dict[st
     path.write_text(json.dumps(document))
     statistics: dict[str, float] = {}
 
-    def keep(result: Result) -> None:
+    def keep(result: PipelineResult) -> None:
         statistics.update((name, value) for (_, name), value in result.statistics.items())
 
     return make_plan(model, options_after(str(path), {}), cache=False, on_result=keep), statistics

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from exported_model import TEXT, example, expected_step, inputs, load
 
-from shardopt.forms.exported_program import Argument, MeshValue, ReshardStep, Result, TensorSpec
+from shardopt.forms.exported_program import (
+    Argument,
+    MeshValue,
+    ProgramResult,
+    ReshardStep,
+    TensorSpec,
+)
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.actions import direct
@@ -146,7 +152,7 @@ def test_every_plan_of_a_transfer_moves_the_value(world: World, strategy: str, t
         ),
     )
     argument = Argument("x", MeshValue("a", source), None)
-    result = Result("y", MeshValue("b", goal))
+    result = ProgramResult("y", MeshValue("b", goal))
     program = Program((argument,), (result,), (route,), parts)
     value = np.arange(72).reshape(shape).astype(ml_dtypes.bfloat16)
     with start(program) as run:

@@ -10,7 +10,7 @@ from exported_model import example, expected_step, inputs
 from test_trace_of_processes import check_spans
 
 from shardopt.runtime.backends.ray_actors import _connect
-from shardopt.runtime.backends.ray_placement import Placement
+from shardopt.runtime.backends.ray_placement import RayPlacement
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.program.hosts import hosts_of
@@ -73,14 +73,14 @@ def test_hosts_of_the_plan_are_bundles(ray_cluster: None) -> None:
 
     program = example()
     workers = [host for hosts in hosts_of(program, 4).values() for host in hosts]
-    placement = Placement(ray, workers, gpus=False)
+    placement = RayPlacement(ray, workers, gpus=False)
     strategies = [placement.options(worker)["scheduling_strategy"] for worker in workers]
     assert [each.placement_group_bundle_index for each in strategies] == [0, 0]
     placement.remove()
     with pytest.raises(
         UserError, match=r"the Ray cluster has no room: expected 2 bundles .*'GPU': 2"
     ):
-        Placement(
+        RayPlacement(
             ray,
             [host for hosts in hosts_of(program, 2).values() for host in hosts],
             gpus=True,

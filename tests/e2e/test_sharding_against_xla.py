@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.traffic import Difference, Traffic
+from shardopt.cost.traffic import Traffic, TrafficDifference
 from shardopt.cost.traffic import compare as compare_traffic
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.dtypes import numpy_name
@@ -60,7 +60,7 @@ class Compiled:
     inputs: list[np.ndarray]
 
     @property
-    def rows(self) -> tuple[Difference, ...]:
+    def rows(self) -> tuple[TrafficDifference, ...]:
         return compare_traffic(self.plan, self.traffic)
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from shardopt.options.names import BatchArguments, MeshIntraOp
 from shardopt.options.plan_options import PlanOptions
-from shardopt.options.table import Function, Row, rows
+from shardopt.options.table import Function, OptionRow, rows
 from shardopt.passes.options import unknown_name
 from shardopt.support.errors import UserError
 
@@ -43,7 +43,7 @@ def options_of(
     return PlanOptions(**values)
 
 
-def check_value(row: Row, value: object, words: Sequence[str] = ()) -> None:
+def check_value(row: OptionRow, value: object, words: Sequence[str] = ()) -> None:
     """Raises UserError for a value of another type than the option has, a number below its least
     one, or none of its words (`words` if there are any)."""
     words = words or row.choices
@@ -66,7 +66,7 @@ def check_value(row: Row, value: object, words: Sequence[str] = ()) -> None:
     raise UserError(f"expected {row.field} to be {_expected(row, words)}, found {value!r}")
 
 
-def _expected(row: Row, words: Sequence[str]) -> str:
+def _expected(row: OptionRow, words: Sequence[str]) -> str:
     kinds = {int: "an integer", float: "a number", bool: "True or False", str: "text"}
     text = kinds[row.base] if row.base is not str or not words else ""
     text += f" of at least {row.least}" if row.least is not None else ""

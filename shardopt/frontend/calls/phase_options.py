@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from shardopt.options.plan_options import PlanOptions
-from shardopt.options.table import Row, rows
+from shardopt.options.table import OptionRow, rows
 from shardopt.schedule.schedules import SCHEDULES
 
 # The pipeline of one mesh without stages, which takes options as a phase does.
@@ -67,7 +67,7 @@ def _of_table(options: PlanOptions, phase: str) -> Iterator[tuple[str, object]]:
             yield row.phases[phase] or row.name, value
 
 
-def _default_of(row: Row) -> Any:
+def _default_of(row: OptionRow) -> Any:
     """What a phase does where nothing is said; a switch is off."""
     return False if row.base is bool else row.pass_default
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jaxlib.mlir import ir
 
     from shardopt.ir.diagnostics import Diagnostic, Handler
-    from shardopt.pipeline.manager import Result
+    from shardopt.pipeline.manager import PipelineResult
 
 
 def make_plan(
@@ -40,7 +40,7 @@ def make_plan(
     *,
     cache: bool = True,
     on_phase: Callable[[str], None] | None = None,
-    on_result: Callable[[Result], None] | None = None,
+    on_result: Callable[[PipelineResult], None] | None = None,
     handler: Handler | None = None,
 ) -> Plan:
     """Plan a model: a path, bytes (MLIR text, bytecode or portable artifact), a
@@ -87,7 +87,7 @@ def _run_phases(
     name: str,
     options: PlanOptions,
     on_phase: Callable[[str], None] | None,
-    on_result: Callable[[Result], None] | None,
+    on_result: Callable[[PipelineResult], None] | None,
     handler: Handler,
 ) -> Plan:
     from shardopt.ir.context import make_context

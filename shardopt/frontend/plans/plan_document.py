@@ -14,8 +14,8 @@ from shardopt.dialect.choices import read_choices
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER, read_methods
-from shardopt.dialect.prediction import Prediction, read_prediction
-from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.prediction import PlannedPrediction, read_prediction
+from shardopt.dialect.program import StepProgram, read_program
 from shardopt.dialect.schedule import read_schedule
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import describe
@@ -105,7 +105,7 @@ def bytecode_fingerprint(model: ir.Module) -> str:
     return f"{OF_BYTECODE}{sha256(module_bytecode(stripped)).hexdigest()}"
 
 
-def _layers(program: Program) -> dict[str, Any]:
+def _layers(program: StepProgram) -> dict[str, Any]:
     """Of a module in the clustered form."""
     body, prologue, epilogue = (
         [ir.IntegerAttr(op.attributes[LAYER]).value for op in ops]
@@ -140,7 +140,7 @@ def _stage(row: StageRow, cluster: Cluster, method: str, shardings: Any) -> dict
 
 
 def _predicted(
-    summary: PlanSummary, prediction: Prediction | None, decisions: str
+    summary: PlanSummary, prediction: PlannedPrediction | None, decisions: str
 ) -> dict[str, Any]:
     """Of the finished plan; and what the stage phase predicted, with a hash of the decisions it is
     about."""

@@ -47,7 +47,7 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class Call:
+class StepCall:
     """A call taken apart: the leaves of its arrays with their paths, static arguments by number or
     name, and the call of a function of modules that it stands for, if it does."""
 
@@ -69,7 +69,7 @@ class Planned:
 
     exported: export.Exported
     plan: Plan
-    finish: Callable[[Any, Call], Any]
+    finish: Callable[[Any, StepCall], Any]
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class Parallelized(Generic[P, R]):
     ) -> None:
         self.close()
 
-    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
         """Take a call apart. Raises UserError for a leaf that is no array."""
         traced, named, static = self._tracing.static.split(args, kwargs)
         bind = functools.partial(self._tracing.static.bound, static=static)
@@ -241,9 +241,9 @@ class Parallelized(Generic[P, R]):
             raise UserError(
                 f"parallelize: expected static arguments to have a hash: {error}"
             ) from error
-        return Call(Signature(tree, avals, key), len(args), leaves, static, modules)
+        return StepCall(Signature(tree, avals, key), len(args), leaves, static, modules)
 
-    def _plan(self, call: Call) -> Planned:
+    def _plan(self, call: StepCall) -> Planned:
         signature = call.signature
         if signature not in self._planned:
             args, kwargs = jax.tree.unflatten(signature.tree, signature.avals)
@@ -262,7 +262,7 @@ class Parallelized(Generic[P, R]):
             self._planned[signature] = Planned(exported, plan, finish)
         return self._planned[signature]
 
-    def _program(self, call: Call) -> tuple[Any, Callable[[Any, Call], Any]]:
+    def _program(self, call: StepCall) -> tuple[Any, Callable[[Any, StepCall], Any]]:
         """The function of arrays, jitted, and what makes the user's results of its own."""
         tracing, modules = self._tracing, call.modules
         if modules is None and not call.static:
@@ -274,7 +274,7 @@ class Parallelized(Generic[P, R]):
             fun, finish_modules = modules.program()
             state = modules.state
 
-            def finish(results: Any, call: Call) -> Any:
+            def finish(results: Any, call: StepCall) -> Any:
                 return finish_modules(results, call.modules)
 
         numbers = tracing.static.traced_numbers(tracing.donate_argnums, call.static)
@@ -289,16 +289,16 @@ class Parallelized(Generic[P, R]):
     def _looked_at(
         self,
         jitted: Any,
-        finish: Callable[[Any, Call], Any],
+        finish: Callable[[Any, StepCall], Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-    ) -> tuple[Any, Callable[[Any, Call], Any]]:
+    ) -> tuple[Any, Callable[[Any, StepCall], Any]]:
         """The same where callbacks that look at values run in this process, after the step."""
         step = recorded("parallelize", jitted, args, kwargs)
         if step is None:
             return jitted, finish
 
-        def finish_and_look(results: Any, call: Call) -> Any:
+        def finish_and_look(results: Any, call: StepCall) -> Any:
             returned, values = results
             step.look(values)
             return finish(returned, call)
@@ -327,7 +327,7 @@ class Parallelized(Generic[P, R]):
             )
         return self._sessions[signature]
 
-    def _flat_batch(self, call: Call, exported: export.Exported) -> dict[int, int]:
+    def _flat_batch(self, call: StepCall, exported: export.Exported) -> dict[int, int]:
         """flat argument -> batch dimension: the leaves of the batch arguments that have this
         dimension and are used."""
         assert self._batch is not None
@@ -354,5 +354,5 @@ class Parallelized(Generic[P, R]):
         return dim_of
 
 
-def _unchanged(results: Any, call: Call) -> Any:
+def _unchanged(results: Any, call: StepCall) -> Any:
     return results

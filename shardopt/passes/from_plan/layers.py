@@ -11,12 +11,12 @@ from jaxlib.mlir import ir
 from shardopt.dialect.attributes import entries, i64
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
-from shardopt.dialect.program import Program
+from shardopt.dialect.program import StepProgram
 from shardopt.planfile.parts import PlannedLayers, Runs, layers_in
 from shardopt.support.errors import UserError
 
 
-def write_layers(program: Program, planned: PlannedLayers) -> int:
+def write_layers(program: StepProgram, planned: PlannedLayers) -> int:
     """Give every operation and argument its layer from the file; the number of layers.
 
     Raises UserError where the file is about a program of another size.

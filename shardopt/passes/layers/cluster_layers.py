@@ -30,7 +30,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.attributes import entries, i64
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
-from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.op_graph import GraphReader
 from shardopt.extract.repeated_ops import behind_barriers, repeated_ops
 from shardopt.graph.op_graph import SHARED
@@ -45,7 +45,7 @@ from shardopt.solve.stages.layers.ownership import Ownership, OwnershipProblem, 
 from shardopt.support.errors import UserError
 
 
-def _gradients(program: Program) -> dict[int, list[int]]:
+def _gradients(program: StepProgram) -> dict[int, list[int]]:
     """loop result -> arguments of `@microbatch` (a weight, its casts) whose gradient it
     accumulates.
 
@@ -72,7 +72,7 @@ def _gradients(program: Program) -> dict[int, list[int]]:
     return weights_of
 
 
-def _source(value: ir.Value, program: Program) -> ir.Value:
+def _source(value: ir.Value, program: StepProgram) -> ir.Value:
     """The argument of `@main` a captured value is a cast or reshape of, else the value itself."""
     size = _elements(value)
     while (producer := defining(value)) is not None:
@@ -83,7 +83,7 @@ def _source(value: ir.Value, program: Program) -> ir.Value:
     return value
 
 
-def _same_size_origins(value: ir.Value, program: Program) -> tuple[list[ir.Value], list[int]]:
+def _same_size_origins(value: ir.Value, program: StepProgram) -> tuple[list[ir.Value], list[int]]:
     """Arguments of `@main` and loop results that `value` depends on through values of equal
     size."""
     size = _elements(value)
@@ -138,7 +138,7 @@ class _BodyReader(GraphReader):
                 self.bind(result, self.tensor(original))
 
 
-def _extract_body(program: Program, options: ClusterLayers) -> tuple[_BodyReader, LayerProblem]:
+def _extract_body(program: StepProgram, options: ClusterLayers) -> tuple[_BodyReader, LayerProblem]:
     reader = _BodyReader(repeated=repeated_ops(program.body_ops))
     for argument in program.body_block.arguments:
         reader.tensor(argument)
@@ -177,7 +177,7 @@ def _extract_body(program: Program, options: ClusterLayers) -> tuple[_BodyReader
 
 
 def _extract_main(
-    program: Program, body: GraphReader, layers: Layering
+    program: StepProgram, body: GraphReader, layers: Layering
 ) -> tuple[GraphReader, OwnershipProblem]:
     reader = GraphReader()
     for argument in program.main_block.arguments:
@@ -229,7 +229,7 @@ def _annotate(reader: GraphReader, layers: tuple[int, ...]) -> None:
         op.attributes[LAYER] = i64(layer)
 
 
-def _annotate_arguments(program: Program, reader: GraphReader, owners: Ownership) -> None:
+def _annotate_arguments(program: StepProgram, reader: GraphReader, owners: Ownership) -> None:
     written = [
         ir.DictAttr.get({**entries(old), LAYER: i64(owners.input_layer[reader.tensor(argument)])})
         for old, argument in zip(

@@ -27,7 +27,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.attributes import f64, i64
 from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.mpmd import RESHARDING, parse_mesh_tensor, read_topology
-from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.op_graph import read_tensor
 from shardopt.extract.transfer_groups import transfer_groups
 from shardopt.hardware.cluster import Cluster
@@ -148,7 +148,7 @@ def read_resharding(op: ir.Operation, meshes: Mapping[str, Mesh]) -> Resharding:
 
 
 def _check_devices(
-    program: Program, meshes: Sequence[Mesh], cluster: Cluster, pm: PassContext
+    program: StepProgram, meshes: Sequence[Mesh], cluster: Cluster, pm: PassContext
 ) -> None:
     last = cluster.num_devices - 1
     for mesh in meshes:

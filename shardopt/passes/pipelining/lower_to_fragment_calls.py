@@ -25,7 +25,7 @@ from shardopt.dialect.attributes import i32
 from shardopt.dialect.choices import drop_choices
 from shardopt.dialect.donation import ALIASING_OUTPUT
 from shardopt.dialect.mpmd import KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
-from shardopt.dialect.program import Program, body_of, read_program
+from shardopt.dialect.program import StepProgram, body_of, read_program
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.extract.buffer_reuse import reused_buffers
 from shardopt.extract.pipeline_graph import COST
@@ -50,7 +50,7 @@ class _Lowering:
     by_text: dict[str, str] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
 
-    def lower_block(self, program: Program, block: ir.Block) -> None:
+    def lower_block(self, program: StepProgram, block: ir.Block) -> None:
         for op, reused in reused_buffers(program, block):
             if op.name == "mpmd.fragment":
                 replaced = self._call(op, self._function(op, reused))

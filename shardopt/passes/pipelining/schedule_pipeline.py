@@ -21,7 +21,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import read_topology
 from shardopt.dialect.prediction import read_prediction
-from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.program import StepProgram, read_program
 from shardopt.dialect.schedule import write_schedule
 from shardopt.extract.pipeline_graph import (
     PipelineGraph,
@@ -59,7 +59,7 @@ def _imported(name: str) -> Imported:
     return read_csv(text, Path(name).stem)
 
 
-def _chosen(program: Program, pipeline: PipelineGraph) -> tuple[ScheduleText, SimulationResult]:
+def _chosen(program: StepProgram, pipeline: PipelineGraph) -> tuple[ScheduleText, SimulationResult]:
     """The schedule that the stages were planned for, or a shorter one that holds no more than that
     on any mesh."""
     planned = read_prediction(program.loop)
@@ -85,7 +85,7 @@ def _chosen(program: Program, pipeline: PipelineGraph) -> tuple[ScheduleText, Si
 
 
 def _listed(
-    chosen: Chosen, pipeline: PipelineGraph, program: Program
+    chosen: Chosen, pipeline: PipelineGraph, program: StepProgram
 ) -> tuple[ScheduleText, SimulationResult]:
     text = ScheduleText(chosen.origin) if chosen.is_named else ScheduleText.of(chosen.schedule)
     return text, simulate_pipeline(text, pipeline, program.num_microbatches)

@@ -45,7 +45,7 @@ from shardopt.options.names import Annotations, MeshIntraOp, OverlapChoice, Unre
 from shardopt.passes.base import Pass, PassContext, PassFailure, option, plan_option
 from shardopt.passes.from_plan.shardings import recorded
 from shardopt.passes.microbatches.find_batch import UndecidedBatch, find_batch
-from shardopt.passes.sharding.decide.planning import Planner
+from shardopt.passes.sharding.decide.planning import MeshPlanner
 from shardopt.passes.sharding.decide.writing import write_plans
 from shardopt.passes.sharding.demands.demand_rules import DemandError
 from shardopt.passes.sharding.demands.demands import obeyed_demands
@@ -61,7 +61,7 @@ class ChooseShardings(Pass):
     name = "shardopt-choose-shardings"
     summary = "choose a sharding for every value inside a stage"
 
-    planner: ClassVar[type[Planner]] = Planner
+    planner: ClassVar[type[MeshPlanner]] = MeshPlanner
 
     cluster: str = plan_option(
         "cluster", help="cluster file or preset; default: the cluster the stage phase planned for"

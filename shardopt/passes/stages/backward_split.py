@@ -20,7 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import mpmd
 
 from shardopt.dialect.mpmd import KIND, FragmentHead, fragment, mesh_tensor_type
-from shardopt.dialect.program import Program, body_of
+from shardopt.dialect.program import StepProgram, body_of
 from shardopt.extract.op_graph import CHEAP_TO_CLONE, reads
 from shardopt.ir.rewriting import defining, terminator
 from shardopt.passes.stages.outlining import clone_into
@@ -40,7 +40,7 @@ class SplitCounts:
     kept_values: int
 
 
-def split_backwards(program: Program) -> SplitCounts:
+def split_backwards(program: StepProgram) -> SplitCounts:
     """Split every backward fragment of the body, and the forward fragments that hold the backward
     of their stage.
 

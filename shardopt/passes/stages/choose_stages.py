@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import write_cluster
-from shardopt.dialect.prediction import Prediction
+from shardopt.dialect.prediction import PlannedPrediction
 from shardopt.dialect.program import read_program
 from shardopt.hardware.cluster_file import with_overlap
 from shardopt.hardware.memory_limit import check_budget, check_memory_options
@@ -89,7 +89,7 @@ class ChooseStages(Pass):
             check_budget(cluster, self.memory_budget)
             chooser = StageChooser(self, cluster, plan_file.stages, pm)
             predicted = plan_file.stage_phase_prediction()
-            chosen = chooser.choose(program, Prediction(**predicted) if predicted else None)
+            chosen = chooser.choose(program, PlannedPrediction(**predicted) if predicted else None)
             placement = place_stages(
                 chosen, plan_file.stages, cluster, program.num_microbatches, self.recompute
             )

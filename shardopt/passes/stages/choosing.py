@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import LAYER
-from shardopt.dialect.prediction import Prediction
-from shardopt.dialect.program import Program
+from shardopt.dialect.prediction import PlannedPrediction
+from shardopt.dialect.program import StepProgram
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.memory_limit import memory_limit
 from shardopt.options.names import Recompute
@@ -20,7 +20,7 @@ from shardopt.passes.stages.placing import ChosenStages, usual_for
 from shardopt.passes.stages.read_step import check_clustered, read_step
 from shardopt.planfile.parts import PlannedStage
 from shardopt.schedule.schedules import AUTO, ScheduleKind, find_runnable, searched_schedules
-from shardopt.solve.stages.baselines.planner import Planner, Request
+from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
@@ -49,7 +49,9 @@ class StageChooser:
     file_stages: tuple[PlannedStage, ...]
     pm: PassContext
 
-    def choose(self, program: Program, file_prediction: Prediction | None) -> ChosenStages:
+    def choose(
+        self, program: StepProgram, file_prediction: PlannedPrediction | None
+    ) -> ChosenStages:
         """Raises UserError and ValueError where there is no plan, or options contradict."""
         kind = self._kind()
         if self.file_stages:
@@ -72,11 +74,11 @@ class StageChooser:
         # `auto` compares only schedules of one stage a mesh, for which 1F1B stands here.
         return find_runnable("1f1b" if schedule == AUTO else schedule).planned
 
-    def _search(self, program: Program, kind: ScheduleKind) -> ChosenStages:
+    def _search(self, program: StepProgram, kind: ScheduleKind) -> ChosenStages:
         planner = self._planner(kind)
         request = planner.request(
             self.options.inter_op,
-            Request(
+            PlannerInput(
                 self.options.num_stages or None,
                 self.options.mcmc_seed,
                 self.options.mcmc_proposals,
@@ -94,12 +96,12 @@ class StageChooser:
         stages = tuple(
             (start, end, problem.configs[config]) for start, end, config in best.plan.stages
         )
-        prediction = Prediction(
+        prediction = PlannedPrediction(
             best.schedule, best.step_seconds, best.plan.seconds, search.formula_bound
         )
         return ChosenStages(stages, best.schedule, prediction)
 
-    def _planner(self, kind: ScheduleKind) -> Planner:
+    def _planner(self, kind: ScheduleKind) -> BaselinePlanner:
         planner = find_planner(self.options.inter_op)
         if kind.stages_per_mesh > 1:
             planner = sharing_planner(planner, self.options.inter_op, kind)
@@ -113,7 +115,11 @@ class StageChooser:
         return planner
 
     def _extract(
-        self, program: Program, planner: Planner, request: Request, kind: ScheduleKind
+        self,
+        program: StepProgram,
+        planner: BaselinePlanner,
+        request: PlannerInput,
+        kind: ScheduleKind,
     ) -> CandidateProblem:
         """The step by layers, and the configs that its stages may have."""
         options, cluster = self.options, self.cluster
@@ -153,7 +159,11 @@ class StageChooser:
         )
 
     def _solve(
-        self, problem: CandidateProblem, planner: Planner, request: Request, kind: ScheduleKind
+        self,
+        problem: CandidateProblem,
+        planner: BaselinePlanner,
+        request: PlannerInput,
+        kind: ScheduleKind,
     ) -> PlanSearch:
         stage_costs, transfers = LazyStageCosts(problem), problem.transfers()
         schedules: tuple[str, ...] = (kind.name,)
@@ -175,6 +185,6 @@ class StageChooser:
             self.pm.statistic("stage costs from the cache", counts.from_store)
 
 
-def _num_layers(program: Program) -> int:
+def _num_layers(program: StepProgram) -> int:
     ops = (*program.body_ops, *program.prologue, *program.epilogue)
     return 1 + max((ir.IntegerAttr(op.attributes[LAYER]).value for op in ops), default=0)

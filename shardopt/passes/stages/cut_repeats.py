@@ -24,12 +24,14 @@ from collections.abc import Iterator
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import LAYER
-from shardopt.dialect.program import Program
+from shardopt.dialect.program import StepProgram
 from shardopt.extract.cut_reads import CutReads, StageOfLayer
 from shardopt.ir.rewriting import BARRIER, barrier, defining, replace_reads
 
 
-def cut_repeats(program: Program, stage_of_layer: StageOfLayer) -> list[tuple[int, ir.Operation]]:
+def cut_repeats(
+    program: StepProgram, stage_of_layer: StageOfLayer
+) -> list[tuple[int, ir.Operation]]:
     """Rewrite the body of `program`, which is stale afterwards. Its operations in program order,
     each with the number that it, or the barrier in whose place it is, had before."""
     cut = CutReads(program, stage_of_layer)

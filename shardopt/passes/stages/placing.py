@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import IN_FLIGHT, write_methods, write_topology
-from shardopt.dialect.prediction import Prediction, write_prediction
-from shardopt.dialect.program import Program
+from shardopt.dialect.prediction import PlannedPrediction, write_prediction
+from shardopt.dialect.program import StepProgram
 from shardopt.dialect.stages import PlacedStage, write_stages
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
@@ -32,11 +32,11 @@ class ChosenStages:
 
     stages: tuple[Cut, ...]
     schedule: str
-    prediction: Prediction | None
+    prediction: PlannedPrediction | None
 
 
 @dataclass(frozen=True)
-class Placement:
+class StagesOnMeshes:
     """Stages with their layers and meshes; the meshes, in the order of their first stages; for
     every stage the microbatches that it keeps at once, and how its inside is to be sharded ("ilp",
     or the name of a preset); and what is predicted of them all."""
@@ -45,7 +45,7 @@ class Placement:
     topology: tuple[Mesh, ...]
     in_flight: tuple[int, ...]
     methods: tuple[str, ...]
-    prediction: Prediction | None
+    prediction: PlannedPrediction | None
 
 
 def cluster_for(named: str, plan_file: PlanFile) -> Cluster:
@@ -64,7 +64,7 @@ def place_stages(
     cluster: Cluster,
     num_microbatches: int,
     recompute: RecomputeChoice,
-) -> Placement:
+) -> StagesOnMeshes:
     """Where each stage runs: on the devices of the plan file, or as the schedule lays stages on
     meshes.
 
@@ -90,7 +90,7 @@ def place_stages(
             chosen.stages, homes, file_modes, strict=True
         )
     )
-    return Placement(
+    return StagesOnMeshes(
         stages,
         tuple(meshes.values()),
         _in_flight(chosen.schedule, homes, num_microbatches),
@@ -99,7 +99,7 @@ def place_stages(
     )
 
 
-def write_placement(program: Program, placement: Placement) -> None:
+def write_placement(program: StepProgram, placement: StagesOnMeshes) -> None:
     """On `@main` what the next passes obey, on the loop what later phases read."""
     write_topology(program.main, placement.topology, devices=True)
     write_stages(program.main, placement.stages)

@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.batch import read_batch, read_no_batch
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
-from shardopt.dialect.program import Program
+from shardopt.dialect.program import StepProgram
 from shardopt.extract.batch_arguments import argument_name, batch_numbers
 from shardopt.extract.control_flow import RegionReader
 from shardopt.extract.op_graph import sharding_rules
@@ -28,7 +28,7 @@ from shardopt.support.errors import UserError
 
 
 def read_step(
-    program: Program, batch_args: Sequence[str] = ("auto",)
+    program: StepProgram, batch_args: Sequence[str] = ("auto",)
 ) -> tuple[StepGraph, InputKinds]:
     """The step, and the roles of its inputs. Raises UserError where an operation or an argument has
     no layer, and ValueError for malformed `batch_args`."""
@@ -46,7 +46,7 @@ def read_step(
     return step, InputKinds(state, batch_of, tied=step.tied, no_batch=read_no_batch(program.main))
 
 
-def check_clustered(program: Program) -> None:
+def check_clustered(program: StepProgram) -> None:
     """Raises UserError where an operation or an argument has no layer."""
     for op in (*program.body_ops, *program.prologue, *program.epilogue):
         if LAYER not in op.attributes:
@@ -61,7 +61,7 @@ def check_clustered(program: Program) -> None:
 
 
 class _StepReader:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: StepProgram) -> None:
         self.program, self.reader = program, RegionReader()
         self.layers: list[int] = []
         self.literals: set[int] = set()

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import LAYER
-from shardopt.dialect.program import Program
+from shardopt.dialect.program import StepProgram
 from shardopt.extract.layered_body import BodyRows, read_body
 from shardopt.ir.rewriting import barrier, replace_reads
 from shardopt.passes.stages.outlining import clone_into
 from shardopt.solve.stages.body.recomputation import Recomputation, find_recomputations
 
 
-def recompute_forward(program: Program, unit_of_layer: Mapping[int, int]) -> int:
+def recompute_forward(program: StepProgram, unit_of_layer: Mapping[int, int]) -> int:
     """Rewrite the body of `program`; how many operations were repeated.
 
     `unit_of_layer[k]` is the unit of layer k, rising with k; layers that are missing keep what they

@@ -30,7 +30,7 @@ from shardopt.dialect.mpmd import (
     write_topology,
 )
 from shardopt.dialect.prediction import PREDICTED
-from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.program import StepProgram, read_program
 from shardopt.dialect.stages import STAGES, read_stages, stage_of_layers
 from shardopt.extract.layered_body import read_body
 from shardopt.extract.op_graph import reads
@@ -66,7 +66,7 @@ class StagePlacement:
         return range(start, start + self.stage_of_layer.count(stage))
 
 
-def read_placement(program: Program) -> StagePlacement:
+def read_placement(program: StepProgram) -> StagePlacement:
     """What `shardopt-choose-stages` wrote. Raises ValueError where a layer has no stage or a stage
     no mesh, and UserError where operations have no layers."""
     check_clustered(program)
@@ -88,13 +88,13 @@ def read_placement(program: Program) -> StagePlacement:
     )
 
 
-def outline_fragments(program: Program, placement: StagePlacement) -> None:
+def outline_fragments(program: StepProgram, placement: StagePlacement) -> None:
     """Replace `@main` and `@microbatch` of the clustered form by their staged form, in place."""
     _Staging(program, placement).run()
 
 
 class _Staging:
-    def __init__(self, program: Program, placement: StagePlacement) -> None:
+    def __init__(self, program: StepProgram, placement: StagePlacement) -> None:
         self.placement = placement
         main_ops = [*program.prologue, *program.epilogue]
         self.stage_of = {op: placement.stage(_layer(op.attributes)) for op in main_ops}

@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.mpmd import LAYER, RESHARDING, parse_mesh_tensor, read_topology
-from shardopt.dialect.program import Program, body_of, read_program
+from shardopt.dialect.program import StepProgram, body_of, read_program
 from shardopt.forms.exported_form import read_exported
 from shardopt.forms.sharded_form import read_cost
 from shardopt.mesh.mesh import Mesh
@@ -65,7 +65,7 @@ def _layers(clustered: ir.Module) -> LayerWork | None:
     return read_layers(program) if has_layers else None
 
 
-def _runs(program: Program, meshes: Sequence[Mesh]) -> list[FragmentRun]:
+def _runs(program: StepProgram, meshes: Sequence[Mesh]) -> list[FragmentRun]:
     by_name = {mesh.name: mesh for mesh in meshes}
     return [
         FragmentRun(by_name[ir.StringAttr(op.attributes["mesh_name"]).value], read_cost(op), times)
@@ -74,13 +74,13 @@ def _runs(program: Program, meshes: Sequence[Mesh]) -> list[FragmentRun]:
     ]
 
 
-def _ops(program: Program) -> list[tuple[ir.Operation, int]]:
+def _ops(program: StepProgram) -> list[tuple[ir.Operation, int]]:
     """Calls and transfers, and how often a step runs them."""
     outside = [(op, 1) for op in body_of(program.main_block)]
     return [*outside, *((op, program.num_microbatches) for op in program.body_ops)]
 
 
-def _routes(program: Program) -> tuple[MeshTransfers, ...]:
+def _routes(program: StepProgram) -> tuple[MeshTransfers, ...]:
     """In the order of the program; transfers inside a mesh are none."""
     in_body = set(program.body_ops)
     sums: dict[tuple[str, str, bool], tuple[int, int, float]] = {}

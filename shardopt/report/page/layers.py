@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import LAYER
-from shardopt.dialect.program import Program
+from shardopt.dialect.program import StepProgram
 from shardopt.extract.op_graph import GraphReader
 
 
@@ -24,7 +24,7 @@ class LayerWork:
     border_bytes: tuple[int, ...]
 
 
-def read_layers(program: Program) -> LayerWork:
+def read_layers(program: StepProgram) -> LayerWork:
     """Of the body of a module in the clustered form. Layers are numbered from 0; operations that
     all layers share (layer -1) count for none."""
     reader, layers = GraphReader(), []

@@ -7,7 +7,7 @@ one on mesh p - 1."""
 
 from __future__ import annotations
 
-from shardopt.schedule.graph import Edge, StageGraph, chain_graph
+from shardopt.schedule.graph import StageEdge, StageGraph, chain_graph
 from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 
 
@@ -40,5 +40,7 @@ def chimera_graph(num_stages: int, num_meshes: int, kinds: tuple[TaskKind, ...])
     def shifted(task: StageTask) -> StageTask:
         return StageTask(task.kind, task.stage + num_meshes)
 
-    other = tuple(Edge(shifted(edge.src), shifted(edge.dst), edge.bytes) for edge in chain.edges)
+    other = tuple(
+        StageEdge(shifted(edge.src), shifted(edge.dst), edge.bytes) for edge in chain.edges
+    )
     return StageGraph((*chain.tasks, *map(shifted, chain.tasks)), (*chain.edges, *other))

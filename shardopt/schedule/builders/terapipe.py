@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardopt.schedule.graph import Edge, StageGraph
+from shardopt.schedule.graph import StageEdge, StageGraph
 from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 
 
@@ -36,15 +36,15 @@ def terapipe_graph(num_stages: int, num_meshes: int, kinds: tuple[TaskKind, ...]
     )
 
 
-def _edges(slices: int, num_meshes: int, trains: bool) -> Iterator[Edge]:
+def _edges(slices: int, num_meshes: int, trains: bool) -> Iterator[StageEdge]:
     for mesh in range(num_meshes):
         for k in range(slices):
             stage = mesh * slices + k
             forward = StageTask(TaskKind.FORWARD, stage)
             backward = StageTask(TaskKind.BACKWARD, stage)
             if trains:
-                yield Edge(forward, backward)
+                yield StageEdge(forward, backward)
             for before in ((mesh > 0) * [stage - slices]) + ((k > 0) * [stage - 1]):
-                yield Edge(StageTask(TaskKind.FORWARD, before), forward)
+                yield StageEdge(StageTask(TaskKind.FORWARD, before), forward)
                 if trains:
-                    yield Edge(backward, StageTask(TaskKind.BACKWARD, before))
+                    yield StageEdge(backward, StageTask(TaskKind.BACKWARD, before))

@@ -42,7 +42,7 @@ _LAYOUT = frozenset({"reshape", "transpose", "optimization_barrier", "broadcast_
 _FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
 
 
-class Kind(Enum):
+class AxisKind(Enum):
     CONST = "const"
     BATCHED = "batched"
     PARTIAL = "partial"
@@ -51,7 +51,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class State:
-    kind: Kind
+    kind: AxisKind
     split: Split | None = None
     reducer: str = ""
     light: bool = True
@@ -144,7 +144,9 @@ class _Walk:
     def _input(self, tensor: int) -> State:
         split = self.batch.splits.get(tensor)
         return State(
-            Kind.BATCHED if split else Kind.CONST, split, light=tensor not in self.batch.weights
+            AxisKind.BATCHED if split else AxisKind.CONST,
+            split,
+            light=tensor not in self.batch.weights,
         )
 
     def visit(self, index: int) -> None:
@@ -152,11 +154,11 @@ class _Walk:
         operands = [self.states[t] for t in op.operands]
         kinds = {state.kind for state in operands}
         light = all(state.light for state in operands)
-        if kinds <= {Kind.CONST}:
+        if kinds <= {AxisKind.CONST}:
             self._constant(op, light)
             return
         light = light and op.name not in HEAVY and op.rule is not None
-        if Kind.BATCHED not in kinds:
+        if AxisKind.BATCHED not in kinds:
             self._after_reduction(index, op, operands, light)
             return
         try:
@@ -166,14 +168,14 @@ class _Walk:
             if not light:
                 self.couplings[index] = error
             split = self._resliced(op, operands) if light else None
-            self._set(op, State(Kind.BATCHED if split else Kind.WHOLE, split, light=light))
+            self._set(op, State(AxisKind.BATCHED if split else AxisKind.WHOLE, split, light=light))
 
     def _set(self, op: Op, state: State) -> None:
         for result in op.results:
             self.states[result] = state
 
     def _constant(self, op: Op, light: bool) -> None:
-        self._set(op, State(Kind.CONST, light=light))
+        self._set(op, State(AxisKind.CONST, light=light))
         if (
             op.name in ("broadcast_in_dim", "reshape", "transpose", "convert")
             and op.operands[0] in self.splats
@@ -183,14 +185,16 @@ class _Walk:
     def _after_reduction(self, index: int, op: Op, operands: list[State], light: bool) -> None:
         """Of accumulated values: still one term a microbatch where `_keeps_partial`, else known
         after the loop."""
-        terms = {t: s for t, s in zip(op.operands, operands, strict=True) if s.kind is Kind.PARTIAL}
+        terms = {
+            t: s for t, s in zip(op.operands, operands, strict=True) if s.kind is AxisKind.PARTIAL
+        }
         if terms and self._keeps_partial(op, terms):
             self.terms[index] = frozenset(terms)
             self._set(
-                op, State(Kind.PARTIAL, reducer=next(iter(terms.values())).reducer, light=light)
+                op, State(AxisKind.PARTIAL, reducer=next(iter(terms.values())).reducer, light=light)
             )
         else:
-            self._set(op, State(Kind.WHOLE, light=light))
+            self._set(op, State(AxisKind.WHOLE, light=light))
 
     def _keeps_partial(self, op: Op, terms: Mapping[int, State]) -> bool:
         """Whether accumulating the result is as exact as, and no larger than, accumulating the
@@ -240,12 +244,12 @@ class _Walk:
         splits = [result_split(op, k, cut) for k in range(len(op.results))]
         if all(split is not None for split in splits):
             for result, split in zip(op.results, splits, strict=True):
-                self.states[result] = State(Kind.BATCHED, split, light=light)
+                self.states[result] = State(AxisKind.BATCHED, split, light=light)
         elif any(split is not None for split in splits) or cut.factor not in op.rule.reduction:
             raise CouplingError("needs all rows of the batch", index)
         else:
             self._check_reduction(index, op)
-            self._set(op, State(Kind.PARTIAL, reducer=op.reducer or "", light=light))
+            self._set(op, State(AxisKind.PARTIAL, reducer=op.reducer or "", light=light))
         self.cuts[index] = cut
 
     def _resliced(self, op: Op, operands: list[State]) -> Split | None:
@@ -263,7 +267,7 @@ class _Walk:
         """Accumulated operands of a batched op are light, or stand for the batch in every
         microbatch, or an error."""
         for tensor, state in zip(op.operands, operands, strict=True):
-            if state.kind in (Kind.PARTIAL, Kind.WHOLE) and not state.light:
+            if state.kind in (AxisKind.PARTIAL, AxisKind.WHOLE) and not state.light:
                 if not self.batch.per_microbatch:
                     raise CouplingError(
                         "needs a value reduced over the whole batch", index, self.origin(tensor)
@@ -279,11 +283,11 @@ class _Walk:
             if (
                 tensor in self.estimated
                 or state.light
-                or state.kind not in (Kind.PARTIAL, Kind.WHOLE)
+                or state.kind not in (AxisKind.PARTIAL, AxisKind.WHOLE)
             ):
                 continue
             self.estimated.add(tensor)
-            if state.kind is Kind.WHOLE:
+            if state.kind is AxisKind.WHOLE:
                 pending.extend(self.graph.ops[self.producers[tensor]].operands)
 
     def _find_cut(self, index: int, op: Op, operands: list[State]) -> Cut:
@@ -353,7 +357,9 @@ class _Walk:
             if self.cuts[index] is not None or index in self.couplings:
                 return index
             kinds = ((t, self.states[t].kind) for t in self.graph.ops[index].operands)
-            tensor = next((t for t, kind in kinds if kind in (Kind.PARTIAL, Kind.WHOLE)), -1)
+            tensor = next(
+                (t for t, kind in kinds if kind in (AxisKind.PARTIAL, AxisKind.WHOLE)), -1
+            )
             if tensor < 0:
                 return index
         return None

@@ -22,7 +22,13 @@ from shardopt.solve.microbatches.batch_factors import (
     operand_split,
     result_split,
 )
-from shardopt.solve.microbatches.time_axis import HEAVY, CouplingError, Kind, TimeAxis, is_layout
+from shardopt.solve.microbatches.time_axis import (
+    HEAVY,
+    AxisKind,
+    CouplingError,
+    TimeAxis,
+    is_layout,
+)
 
 # Values computed from constants and iotas by at most this many cheap ops are recomputed in the
 # body, so that no argument carries them to every stage; XLA fuses such chains into their users.
@@ -32,7 +38,7 @@ MAX_CLONED_OPS = 64
 _UNSPLITTABLE = frozenset({"rng", "rng_bit_generator", "custom_call"})
 
 
-class Place(IntEnum):
+class ValuePlace(IntEnum):
     """Where in `@main` a full-size value is needed; a value made before the loop serves the
     epilogue too."""
 
@@ -55,7 +61,7 @@ def plan_loop(axis: TimeAxis) -> TimePlan:
 class _Demand:
     """What later ops ask of one tensor; `body` keeps the views in the order they were asked for."""
 
-    main: Place = Place.NOWHERE
+    main: ValuePlace = ValuePlace.NOWHERE
     body: dict[View, None] = field(default_factory=dict)
 
 
@@ -68,13 +74,13 @@ class _Placement:
         self.demands = [_Demand() for _ in axis.graph.tensors]
         self.cloned_ops = self._cloned_ops()
         self.sources = self._sources()
-        self.places = [Place.NOWHERE] * len(axis.graph.ops)
+        self.places = [ValuePlace.NOWHERE] * len(axis.graph.ops)
         self.body: dict[tuple[int, Cut | None], None] = {}
         self.captures: set[int] = set()
         self.slices: dict[View, None] = {}
         self.accumulators: dict[int, Accumulator] = {}
         for tensor in axis.graph.outputs:
-            self._want_main(tensor, Place.EPILOGUE)
+            self._want_main(tensor, ValuePlace.EPILOGUE)
 
     def _cloned_ops(self) -> list[int]:
         """For each tensor an upper bound on the ops of its cone, if cheap and made of constants
@@ -106,14 +112,14 @@ class _Placement:
 
     # ---- demands ----
 
-    def _want_main(self, tensor: int, place: Place) -> None:
+    def _want_main(self, tensor: int, place: ValuePlace) -> None:
         self.demands[tensor].main = max(self.demands[tensor].main, place)
 
-    def _want_operands(self, op: Op, place: Place) -> None:
+    def _want_operands(self, op: Op, place: ValuePlace) -> None:
         for tensor in op.operands:
             self._want_main(tensor, place)
 
-    def _run_in_main(self, index: int, place: Place) -> None:
+    def _run_in_main(self, index: int, place: ValuePlace) -> None:
         self.places[index] = place
         self._want_operands(self.graph.ops[index], place)
 
@@ -144,16 +150,18 @@ class _Placement:
     def visit(self, index: int) -> None:
         op = self.graph.ops[index]
         state = self.axis.op_state(op)
-        if state.kind in (Kind.CONST, Kind.WHOLE):
+        if state.kind in (AxisKind.CONST, AxisKind.WHOLE):
             self._visit_unbatched(index, op)
-        elif not state.light or (state.kind is Kind.BATCHED and self.axis.cuts[index] is not None):
+        elif not state.light or (
+            state.kind is AxisKind.BATCHED and self.axis.cuts[index] is not None
+        ):
             self._visit_batched(index, op)
         else:
             self._keep_before_loop(op)
         place = max(self.demands[result].main for result in op.results)
         if (
-            place is not Place.NOWHERE
-            and self.places[index] is Place.NOWHERE
+            place is not ValuePlace.NOWHERE
+            and self.places[index] is ValuePlace.NOWHERE
             and self._runs_in_main(index)
         ):
             self._run_in_main(index, place)
@@ -165,8 +173,8 @@ class _Placement:
         """Constants, and values of the complete batch: estimates of these must be made in the
         body."""
         state = self.axis.op_state(op)
-        must_clone = state.kind is Kind.WHOLE and not state.light
-        reads_batch = any(self.axis.states[t].kind is Kind.BATCHED for t in op.operands)
+        must_clone = state.kind is AxisKind.WHOLE and not state.light
+        reads_batch = any(self.axis.states[t].kind is AxisKind.BATCHED for t in op.operands)
         for k, result in enumerate(op.results):
             for view in self.demands[result].body:
                 cut = None if reads_batch else self._cut_for(op, k, view.split)
@@ -217,7 +225,7 @@ class _Placement:
         """Batched ops and contractions over the batch: in the body, and after the loop what it
         collects."""
         for result in op.results:
-            if self.demands[result].main is Place.EPILOGUE and not self._moves_to_epilogue(
+            if self.demands[result].main is ValuePlace.EPILOGUE and not self._moves_to_epilogue(
                 op, result
             ):
                 self._collect(result)
@@ -231,7 +239,7 @@ class _Placement:
         layout comes last."""
         state = self.axis.states[result]
         return state.light or (
-            state.kind is Kind.PARTIAL
+            state.kind is AxisKind.PARTIAL
             and is_layout(self.graph, op)
             and not self.demands[result].body
         )
@@ -255,7 +263,7 @@ class _Placement:
 
     def _provide(self, view: View) -> None:
         """Make a value before the loop, for the body to capture whole or in slices."""
-        self._want_main(view.tensor, Place.PROLOGUE)
+        self._want_main(view.tensor, ValuePlace.PROLOGUE)
         if view.split is None:
             self.captures.add(view.tensor)
         else:
@@ -272,9 +280,13 @@ class _Placement:
         order = sorted(self.body, key=lambda key: (key[0], key[1] is not None, str(key[1])))
         return TimePlan(
             num_microbatches=self.axis.batch.num_microbatches,
-            prologue=tuple(k for k, place in enumerate(self.places) if place is Place.PROLOGUE),
+            prologue=tuple(
+                k for k, place in enumerate(self.places) if place is ValuePlace.PROLOGUE
+            ),
             body=tuple(self._body_op(index, cut) for index, cut in order),
-            epilogue=tuple(k for k, place in enumerate(self.places) if place is Place.EPILOGUE),
+            epilogue=tuple(
+                k for k, place in enumerate(self.places) if place is ValuePlace.EPILOGUE
+            ),
             captures=tuple(sorted(self.captures)),
             slices=tuple(sorted(self.slices, key=lambda view: (view.tensor, str(view.split)))),
             accumulators=tuple(self.accumulators[t] for t in sorted(self.accumulators)),

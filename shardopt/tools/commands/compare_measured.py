@@ -13,7 +13,7 @@ from shardopt.support.errors import UserError
 from shardopt.tools.common import console, count
 
 if TYPE_CHECKING:
-    from shardopt.measured.comparison import Comparison, Outcome
+    from shardopt.measured.comparison import Comparison, RowOutcome
     from shardopt.measured.rows import Row
 
 
@@ -45,7 +45,7 @@ def _run(args: argparse.Namespace) -> None:
     terminal = sys.stderr.isatty()
     total, done = len(rows), 0
 
-    def tell(outcome: Outcome) -> None:
+    def tell(outcome: RowOutcome) -> None:
         nonlocal done
         done += 1
         if terminal:

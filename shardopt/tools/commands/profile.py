@@ -88,7 +88,7 @@ def _run(args: argparse.Namespace) -> None:
     from shardopt.hardware.cluster_file import load_cluster
     from shardopt.hardware.profile_file import profile_text
     from shardopt.report.profile_report import profile_svg, profile_table
-    from shardopt.runtime.profiling.measure import Request, measure_profile
+    from shardopt.runtime.profiling.measure import MeasurementRequest, measure_profile
     from shardopt.support.progress import watching
 
     for path in (args.output, args.svg):
@@ -97,7 +97,11 @@ def _run(args: argparse.Namespace) -> None:
     cluster = load_cluster(args.cluster)
     devices = _devices(args.platform, args.devices)
     name = args.device or str(devices[0].device_kind)
-    request = Request.quick(name, args.dtypes) if args.quick else Request(name, args.dtypes)
+    request = (
+        MeasurementRequest.quick(name, args.dtypes)
+        if args.quick
+        else MeasurementRequest(name, args.dtypes)
+    )
     if args.kinds is not None:
         request = replace(request, kinds=args.kinds)
     remarks: list[str] = []

@@ -25,7 +25,13 @@ from shardopt.ir.formats import STDIO, decoded, format_of
 from shardopt.ir.io import encode_module, load_module, write_output
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.parser import ROOT_ANCHOR, expanded, leaves
-from shardopt.pipeline.reproducer import Progress, Recipe, make_reproducer, part_of, reproducer_text
+from shardopt.pipeline.reproducer import (
+    PassTracker,
+    Reproduction,
+    make_reproducer,
+    part_of,
+    reproducer_text,
+)
 from shardopt.pipeline.statistics import (
     PassFigures,
     pass_figures,
@@ -144,7 +150,7 @@ class Driver:
         if self.options.verify_roundtrip:
             verify_roundtrip(module)
         if path := self.options.mlir_generate_reproducer:
-            recipe = Recipe(str(self.task.pipeline), self.task.verify_each)
+            recipe = Reproduction(str(self.task.pipeline), self.task.verify_each)
             write_output(reproducer_text(module, recipe).encode(), path)
         parsed = perf_counter()
         result = run_pipeline(
@@ -181,7 +187,7 @@ class Driver:
             return load_module(part.source, context, name=self.name, handler=handle)
 
     def _watch(self, part: Part) -> Watchers:
-        progress = Progress(
+        progress = PassTracker(
             lambda index: self.trace.note(doing="pass", part=part.number, index=index)
         )
         folder = str(part.number) if len(self.parts) > 1 else ""

@@ -28,21 +28,21 @@ from shardopt.pipeline.parser import (
     parse_pipeline,
 )
 from shardopt.pipeline.phases import PHASE_NAMES, PIPELINES, find_phase, phase_range
-from shardopt.pipeline.reproducer import Progress, read_recipe
+from shardopt.pipeline.reproducer import PassTracker, read_recipe
 from shardopt.pipeline.statistics import OpCounter
 from shardopt.support.errors import UserError
 from shardopt.tools.opt.options import PassFlag, build_parser
 
 
 @dataclass(frozen=True)
-class Task:
+class OptTask:
     """What to run on each module: the pipeline, and whether the verifier runs after each pass."""
 
     pipeline: Pipeline
     verify_each: bool
 
 
-def chosen_task(options: argparse.Namespace, flags: Sequence[PassFlag], data: bytes) -> Task:
+def chosen_task(options: argparse.Namespace, flags: Sequence[PassFlag], data: bytes) -> OptTask:
     """The pipeline asked for; an empty one reads, verifies and writes. Raises UserError."""
     by_phase = bool(options.first or options.last)
     if (options.pass_pipeline is not None) + by_phase + bool(flags) + options.run_reproducer > 1:
@@ -58,16 +58,16 @@ def chosen_task(options: argparse.Namespace, flags: Sequence[PassFlag], data: by
     verify_each = options.verify_each in ("true", "1")
     if options.run_reproducer:
         recipe = read_recipe(decoded(data) or "", options.input)
-        return Task(parse_pipeline(recipe.pipeline), verify_each and recipe.verify_each)
+        return OptTask(parse_pipeline(recipe.pipeline), verify_each and recipe.verify_each)
     if options.pass_pipeline is not None:
-        return Task(parse_pipeline(options.pass_pipeline), verify_each)
+        return OptTask(parse_pipeline(options.pass_pipeline), verify_each)
     if by_phase:
         # People edit dumps and go on from there.
         text = phase_range(
             options.first or "", options.last or "", options.phase_options, verify_input=True
         )
-        return Task(parse_pipeline(text), verify_each)
-    return Task(NestStep(ROOT_ANCHOR, tuple(step_of_flag(flag) for flag in flags)), verify_each)
+        return OptTask(parse_pipeline(text), verify_each)
+    return OptTask(NestStep(ROOT_ANCHOR, tuple(step_of_flag(flag) for flag in flags)), verify_each)
 
 
 def step_of_flag(flag: PassFlag) -> Step:
@@ -84,7 +84,7 @@ def step_of_flag(flag: PassFlag) -> Step:
 class Watchers:
     """The instrumentation of one run; those that are asked for results afterwards by name."""
 
-    progress: Progress
+    progress: PassTracker
     counter: OpCounter | None
     tree: TreeDumper | None
     others: tuple[Instrumentation, ...]
@@ -96,7 +96,7 @@ class Watchers:
 
 
 def make_watchers(
-    options: argparse.Namespace, pipeline: Pipeline, progress: Progress, folder: str = ""
+    options: argparse.Namespace, pipeline: Pipeline, progress: PassTracker, folder: str = ""
 ) -> Watchers:
     """The watchers asked for; dumps go into `folder` inside of the directories given, and with a
     tree of files none to stderr, as with mlir-opt.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from shardopt.pipeline.manager import Result
+from shardopt.pipeline.manager import PipelineResult
 from shardopt.pipeline.timing import Timed, merged, timing_report, timing_tree
 
 
@@ -17,7 +17,7 @@ class PlanTimings:
         self._planned = self._begun
         self._phases: list[tuple[Timed, ...]] = []
 
-    def add(self, result: Result) -> None:
+    def add(self, result: PipelineResult) -> None:
         """A phase ends."""
         self._phases.append(timing_tree(result))
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from shardopt.frontend.plans.plan import Plan
-    from shardopt.runtime.reference import Difference
+    from shardopt.runtime.reference import OutputDifference
 
 _OK, _ILL_CONDITIONED, _DIFFERS = "ok", "ill-conditioned", "DIFFERS"
 
@@ -51,7 +51,7 @@ def check(
         )
 
 
-def _verdict(row: Difference, floor: float, tolerance: float) -> str:
+def _verdict(row: OutputDifference, floor: float, tolerance: float) -> str:
     from shardopt.runtime.reference import is_noise
 
     if row.within(tolerance):
@@ -59,7 +59,7 @@ def _verdict(row: Difference, floor: float, tolerance: float) -> str:
     return _ILL_CONDITIONED if is_noise(row, floor, tolerance) else _DIFFERS
 
 
-def _difference_table(rows: Sequence[Difference], verdicts: Sequence[str]) -> Any:
+def _difference_table(rows: Sequence[OutputDifference], verdicts: Sequence[str]) -> Any:
     from rich.table import Table
 
     table = Table("output", "type", title="against one device")

@@ -9,7 +9,7 @@ import pytest
 
 from shardopt.measured.case import case_of
 from shardopt.measured.figures import measured_seconds
-from shardopt.measured.layout import Recomputation, layout_of
+from shardopt.measured.layout import RowRecomputation, layout_of
 from shardopt.measured.machines import machine_of
 from shardopt.measured.predict import open_microbatches
 from shardopt.measured.rows import Row, read_rows
@@ -30,7 +30,7 @@ def test_a_row_states_a_plan(gpt: Row) -> None:
     layout = case.layout
     assert (layout.shape, layout.replicas, layout.pp, layout.vpp) == ((1, 8), 1, 8, 3)
     assert (layout.intra_op, layout.schedule) == ("megatron", "interleaved:3")
-    assert layout.recomputation == Recomputation(layers=True)
+    assert layout.recomputation == RowRecomputation(layers=True)
     assert layout.microbatch is not None
     assert layout.microbatch * layout.microbatches * layout.replicas == gpt.gbs
     assert (case.dtype, case.machine.device.name) == ("f16", "A100-SXM4-80GB")
@@ -84,14 +84,16 @@ def test_methods_follow_from_axes(
     ("text", "recomputation"),
     [
         ("", None),
-        ("none", Recomputation()),
-        ("full (every layer)", Recomputation(layers=True)),
-        ("selective", Recomputation(within="attention")),
-        ("selective (attention) + sequence parallel", Recomputation(within="attention")),
-        ("selective per op", Recomputation(within="all-but-products")),
+        ("none", RowRecomputation()),
+        ("full (every layer)", RowRecomputation(layers=True)),
+        ("selective", RowRecomputation(within="attention")),
+        ("selective (attention) + sequence parallel", RowRecomputation(within="attention")),
+        ("selective per op", RowRecomputation(within="all-but-products")),
     ],
 )
-def test_words_for_recomputation(gpt: Row, text: str, recomputation: Recomputation | None) -> None:
+def test_words_for_recomputation(
+    gpt: Row, text: str, recomputation: RowRecomputation | None
+) -> None:
     assert layout_of(replace(gpt, recompute=text)).recomputation == recomputation
 
 

@@ -24,7 +24,7 @@ from shardopt.frontend.steps.parallelize import ParallelizeKeywords, parallelize
 from shardopt.options import keywords, names
 from shardopt.options.plan_options import PlanOptions
 from shardopt.options.signatures import shows_options
-from shardopt.options.table import Function, Row, row, row_of, rows
+from shardopt.options.table import Function, OptionRow, row, row_of, rows
 from shardopt.passes.base import Pass, PassContext, plan_option
 from shardopt.passes.options import OptionSpec, option_specs
 from shardopt.passes.registry import PASSES, pass_class
@@ -87,13 +87,13 @@ def plan_parser(table: type = PlanOptions) -> ToolParser:
 
 
 @by_row
-def test_phases_take_what_the_table_hands_them(option: Row) -> None:
+def test_phases_take_what_the_table_hands_them(option: OptionRow) -> None:
     for phase, name in option.phases.items():
         assert (name or option.name) in phase_options(find_phase(phase)), phase
 
 
 @by_row
-def test_passes_have_the_default_and_the_type_of_the_table(option: Row) -> None:
+def test_passes_have_the_default_and_the_type_of_the_table(option: OptionRow) -> None:
     for phase, name in option.phases.items():
         for step, spec in takers(find_phase(phase), name or option.name):
             if (step, spec.name) not in OTHER_DEFAULTS:
@@ -108,7 +108,7 @@ def test_passes_have_the_default_and_the_type_of_the_table(option: Row) -> None:
 
 
 @by_row
-def test_functions_take_it_with_its_default(option: Row) -> None:
+def test_functions_take_it_with_its_default(option: OptionRow) -> None:
     for name, function in FUNCTIONS.items():
         parameters = inspect.signature(function).parameters
         if name not in option.functions:
@@ -123,7 +123,7 @@ def test_functions_take_it_with_its_default(option: Row) -> None:
 
 
 @by_row
-def test_the_command_line_has_it_with_its_default(option: Row) -> None:
+def test_the_command_line_has_it_with_its_default(option: OptionRow) -> None:
     parser = plan_parser()
     assert option.flag in parser.option_strings
     assert parser.get_default(option.field) == (option.default if option.has_default else "")
@@ -140,7 +140,7 @@ def test_the_command_line_has_it_with_its_default(option: Row) -> None:
 
 
 @by_row
-def test_the_schema_of_plan_files_has_it(option: Row) -> None:
+def test_the_schema_of_plan_files_has_it(option: OptionRow) -> None:
     properties = schema()["properties"]["options"]["properties"]
     assert (option.field in properties) == (option.in_file != "no")
     if option.in_file == "no":

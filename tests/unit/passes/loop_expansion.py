@@ -9,7 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from shardopt.dialect.program import Program, body_of, read_program
+from shardopt.dialect.program import StepProgram, body_of, read_program
 from shardopt.ir.rewriting import terminator
 from shardopt.ir.splats import splat_constant
 
@@ -48,11 +48,11 @@ def _main(module: ir.Module) -> ir.Operation:
     )
 
 
-def _index(program: Program, number: int) -> ir.Value:
+def _index(program: StepProgram, number: int) -> ir.Value:
     return splat_constant(list(program.loop_block.arguments)[-1].type, number)
 
 
-def _one_iteration(program: Program, arguments: Sequence[ir.Value]) -> list[ir.Value]:
+def _one_iteration(program: StepProgram, arguments: Sequence[ir.Value]) -> list[ir.Value]:
     outer = dict(zip(program.loop_block.arguments, arguments, strict=True))
     passed = [outer.get(value, value) for value in program.call.operands]
     inner = dict(zip(program.body_block.arguments, passed, strict=True))

@@ -11,7 +11,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from loop_expansion import evaluate, expand_loop
 
-from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.program import StepProgram, read_program
 from shardopt.ir.context import make_context
 from shardopt.ir.io import module_bytecode
 from shardopt.ir.native import run_native
@@ -36,7 +36,7 @@ def lower(step: Step, *arguments: Any) -> ir.Module:
     return module
 
 
-def split(module: ir.Module, count: int, **options: Any) -> Program:
+def split(module: ir.Module, count: int, **options: Any) -> StepProgram:
     """Run the pass and its verifier."""
     with module.context:
         SplitMicrobatches(num_microbatches=count, **options).run(module, PassContext())
@@ -53,7 +53,7 @@ def check(
     rtol: float = 2e-5,
     atol: float = 2e-6,
     **options: Any,
-) -> Program:
+) -> StepProgram:
     """The step cut into each number of microbatches gives the same results; returns the last
     program."""
     flat = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]

@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
-from shardopt.dialect.program import Program, read_program
+from shardopt.dialect.program import StepProgram, read_program
 from shardopt.ir.context import make_context
 from shardopt.ir.rewriting import defining, shape_of
 from shardopt.pipeline.manager import run_pipeline
@@ -85,7 +85,7 @@ MODELS: dict[str, tuple[Loss, Params, tuple[jax.Array, jax.Array]]] = {
 class Clustered:
     """A clustered program, by the names of its parameters."""
 
-    def __init__(self, program: Program, names: list[str]) -> None:
+    def __init__(self, program: StepProgram, names: list[str]) -> None:
         self.program, self.names = program, names
         attributes = argument_attributes(program.main)
         self.argument_layer = [ir.IntegerAttr(each[LAYER]).value for each in attributes]
@@ -164,7 +164,7 @@ def clustered(model: str, layers: int, microbatches: int = 2) -> Clustered:
     return Clustered(cluster(module, microbatches, layers), names)
 
 
-def cluster(module: ir.Module, microbatches: int, layers: int) -> Program:
+def cluster(module: ir.Module, microbatches: int, layers: int) -> StepProgram:
     """No microbatches: a step that has no batch."""
     options = (
         f"num-microbatches={microbatches}" if microbatches else "num-microbatches=1 batch-args=none"

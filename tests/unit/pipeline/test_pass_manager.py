@@ -23,7 +23,7 @@ from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.ir_printer import IRPrinter
 from shardopt.pipeline.manager import InvalidModuleError, run_pipeline
 from shardopt.pipeline.parser import Leaf, Pipeline
-from shardopt.pipeline.reproducer import Recipe, read_recipe, reproducer_text
+from shardopt.pipeline.reproducer import Reproduction, read_recipe, reproducer_text
 from shardopt.pipeline.statistics import (
     OpCounter,
     PassFigures,
@@ -328,7 +328,7 @@ def test_python_runs_dump_where_the_variable_says(
 
 @pytest.mark.parametrize("verify_each", [True, False])
 def test_reproducers_round_trip(module: ir.Module, verify_each: bool) -> None:
-    recipe = Recipe('builtin.module(shardopt-try-run{action="a \\"b\\" {c}"})', verify_each)
+    recipe = Reproduction('builtin.module(shardopt-try-run{action="a \\"b\\" {c}"})', verify_each)
     text = reproducer_text(module, recipe)
     assert read_recipe(text, "file") == recipe
     assert str(load_module(text.encode(), make_context())) == str(module)

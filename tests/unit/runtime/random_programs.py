@@ -16,8 +16,8 @@ from shardopt.forms.exported_program import (
     Call,
     ExportedProgram,
     MeshValue,
+    ProgramResult,
     ReshardStep,
-    Result,
     StageFunction,
     TensorSpec,
     Transfer,
@@ -107,7 +107,7 @@ def exported_programs(draw: st.DrawFn) -> ExportedProgram:
     return ExportedProgram(
         MESHES,
         tuple(arguments),
-        tuple(Result(f"r{k}", values[v]) for k, v in enumerate(results_)),
+        tuple(ProgramResult(f"r{k}", values[v]) for k, v in enumerate(results_)),
         Body(tuple(values), tuple(ops), tuple(results_)),
         tuple(functions),
     )
@@ -133,7 +133,7 @@ def program_of_all_kinds() -> ExportedProgram:
     return ExportedProgram(
         MESHES,
         (Argument("a", values[0], None),),
-        tuple(Result(f"r{v}", values[v]) for v in (1, 3, 5)),
+        tuple(ProgramResult(f"r{v}", values[v]) for v in (1, 3, 5)),
         Body(tuple(values), ops, (1, 3, 5)),
         (StageFunction("f", b"", (split,), (split,), (0,)),),
     )

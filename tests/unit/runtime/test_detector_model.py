@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardopt.runtime.errors import Kind
+from shardopt.runtime.errors import FailureKind
 from shardopt.runtime.health.limits import Limits
 from shardopt.runtime.program.instructions import Send
 from tests.unit.runtime.detector_model import (
@@ -114,15 +114,15 @@ def named(of_run: Conditions, fault: SimulatedFault) -> None:
     if fault.kind == "drop":
         assert run.dropped is not None
         worker, step, tag = run.dropped
-        assert (error.kind, error.worker) == (Kind.LOST, worker), str(error)
+        assert (error.kind, error.worker) == (FailureKind.LOST, worker), str(error)
         assert error.where.startswith(f"step {step}, ") and f"message {tag} of" in error.cause
     elif fault.kind == "block":
         assert run.blocked is not None
-        assert error.kind is Kind.STUCK and error.worker in run.blocked, str(error)
+        assert error.kind is FailureKind.STUCK and error.worker in run.blocked, str(error)
         assert "no worker got on" in error.cause
     else:
         words = "no sign of life" if fault.kind == "stop" else "no worker got on"
-        assert (error.kind, error.worker) == (Kind.STUCK, fault.worker), str(error)
+        assert (error.kind, error.worker) == (FailureKind.STUCK, fault.worker), str(error)
         assert words in error.cause
         if fault.kind == "sleep":
             assert error.where.startswith(place), str(error)

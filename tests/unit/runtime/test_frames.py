@@ -19,7 +19,7 @@ from shardopt.mesh.mesh import Sharding
 from shardopt.runtime.backends import gather as gathering
 from shardopt.runtime.backends.frames import receive_frame, send_frame
 from shardopt.runtime.backends.gather import gather
-from shardopt.runtime.errors import Cancelled, Kind, MeshError
+from shardopt.runtime.errors import Cancelled, FailureKind, MeshError
 from shardopt.support.errors import UserError
 
 SCALARS = (
@@ -80,8 +80,12 @@ def test_functions_and_errors_travel() -> None:
     spec = TensorSpec((2, 3), "float32", Sharding((("x",), ()), ("y",)))
     function = StageFunction("f", b"\0\1", (spec,), (), (0,))
     assert passed_on((function,)) == (function,)
-    error = passed_on(MeshError("m/1", "step 0", "gone", Kind.DIED))
-    assert (error.args, error.kind, error.host) == (("m/1", "step 0", "gone", 0), Kind.DIED, 1)
+    error = passed_on(MeshError("m/1", "step 0", "gone", FailureKind.DIED))
+    assert (error.args, error.kind, error.host) == (
+        ("m/1", "step 0", "gone", 0),
+        FailureKind.DIED,
+        1,
+    )
     assert isinstance(passed_on(Cancelled("stop")), Cancelled)
     assert str(passed_on(UserError("no"))) == "no"
     left, right = socket.socketpair()
@@ -112,10 +116,10 @@ def test_the_cause_is_waited_for_and_hosts_that_hang_are_not(
         told.append(reason)
         fine.set_exception(Cancelled(reason))
         threading.Timer(
-            0.05, died.set_exception, [MeshError("a/0", "", "killed", Kind.DIED)]
+            0.05, died.set_exception, [MeshError("a/0", "", "killed", FailureKind.DIED)]
         ).start()
 
-    cut.set_exception(MeshError("b", "", "connection reset", Kind.CUT))
+    cut.set_exception(MeshError("b", "", "connection reset", FailureKind.CUT))
     with pytest.raises(MeshError, match="mesh 'a', host 0: killed"):
         gather({"a/0": died, "a/1": hangs, "b": cut, "c": fine}, cancel_all)
     assert told == ["worker 'b' failed"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardopt.runtime.errors import Kind, MeshError
+from shardopt.runtime.errors import FailureKind, MeshError
 from shardopt.runtime.health.limits import Limits
 from shardopt.runtime.health.monitor import Monitor, Status
 from shardopt.runtime.health.watch import Watch
@@ -56,7 +56,7 @@ def test_a_part_that_was_sent_and_is_not_on_its_way_was_lost() -> None:
     assert seconds(1, past, past, Status(4, recv, True, missing=())) is None
     assert seconds(10, past, past, waiting) is None
     error = seconds(1, past, past, waiting)
-    assert error is not None and error.kind is Kind.LOST
+    assert error is not None and error.kind is FailureKind.LOST
     assert str(error).startswith(f"mesh 'm1', host 0, step 4, instruction {recv} (")
     assert "message 0 of mesh 'm0' was sent and has not come for 10 s" in str(error)
     assert "limit message_seconds=10" in str(error)
@@ -77,7 +77,7 @@ def test_time_in_which_an_end_says_nothing_does_not_count(paused: str) -> None:
     for now in range(60, 79):
         assert watching.observe(statuses, tuple(statuses), now) is None
     error = watching.observe(statuses, tuple(statuses), 100)
-    assert error is not None and error.kind is Kind.LOST
+    assert error is not None and error.kind is FailureKind.LOST
 
 
 def test_bytes_that_move_are_progress() -> None:
@@ -107,7 +107,7 @@ def test_who_holds_up_the_others_is_named() -> None:
     assert after(60) is None
     now += 1000
     error = after(1)
-    assert error is not None and (error.worker, error.kind) == ("m0/1", Kind.STUCK)
+    assert error is not None and (error.worker, error.kind) == ("m0/1", FailureKind.STUCK)
     assert f"instruction {send} (SEND" in str(error) and "limit progress_seconds=60" in str(error)
     statuses["m1"] = Status(0, recv + 1, False)
     assert after(60) is None
@@ -145,7 +145,7 @@ def test_silence_is_an_error_outside_of_steps_too(
     assert (
         error is not None
         and str(error).startswith(f"mesh 'm1', host 0{where}")
-        and error.kind is Kind.STUCK
+        and error.kind is FailureKind.STUCK
     )
     assert "no sign of life for 3.5 s (limit silence_seconds=3): its process is stopped" in str(
         error

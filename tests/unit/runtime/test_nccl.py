@@ -22,15 +22,15 @@ from shardopt.runtime.devices.cuda import Cuda
 from shardopt.runtime.errors import Cancelled
 from shardopt.runtime.transports.buffers import BufferPool
 from shardopt.runtime.transports.mailbox import Mailbox
-from shardopt.runtime.transports.nccl import End, Link, NcclLinks
+from shardopt.runtime.transports.nccl import End, NcclLink, NcclLinks
 from tests.unit.runtime.fake_cupy import GARBAGE, Event, Shard, World, fake_cupy
 
 F32 = np.dtype(np.float32)
 
 
-def link(source: int, target: int, back: bool = False) -> Link:
+def link(source: int, target: int, back: bool = False) -> NcclLink:
     ends = End("a", source, "a"), End("b", target, "b")
-    return Link(*reversed(ends)) if back else Link(*ends)
+    return NcclLink(*reversed(ends)) if back else NcclLink(*ends)
 
 
 LINKS = [

@@ -15,7 +15,7 @@ from shardopt.hardware.profile_file import load_profile
 from shardopt.runtime.devices.replicas import Replicas, accelerators, host_devices
 from shardopt.runtime.profiling.chains import COMPUTE, Chain, elementwise, matmul
 from shardopt.runtime.profiling.collective_chains import collective
-from shardopt.runtime.profiling.measure import Request, measure_profile
+from shardopt.runtime.profiling.measure import MeasurementRequest, measure_profile
 from shardopt.runtime.profiling.messages import measure_message
 from shardopt.runtime.profiling.slopes import (
     Effort,
@@ -128,7 +128,10 @@ def test_a_profile_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("shardopt.runtime.profiling.measure.measure_chain", measured)
     profile = measure_profile(
-        DEVICES[:2], Request("host", effort=LEAST, longest_seconds=0.0), {}, remark=remarks.append
+        DEVICES[:2],
+        MeasurementRequest("host", effort=LEAST, longest_seconds=0.0),
+        {},
+        remark=remarks.append,
     )
     assert {each.kind for each in profile.measurements} == {
         *COMPUTE_KINDS,
@@ -147,9 +150,11 @@ def test_a_profile_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quick = Request("d", effort=LEAST, longest_seconds=0.0)
+    quick = MeasurementRequest("d", effort=LEAST, longest_seconds=0.0)
     monkeypatch.setattr(
-        Request, "quick", staticmethod(lambda device, dtypes: replace(quick, device=device))
+        MeasurementRequest,
+        "quick",
+        staticmethod(lambda device, dtypes: replace(quick, device=device)),
     )
     files = [tmp_path / "p.json", tmp_path / "p.svg"]
     arguments = ["--quick", "--platform", "cpu", "--devices", "2", "--date", "2026-01-31"]
@@ -173,5 +178,7 @@ def test_a_profile_of_accelerators() -> None:
     devices = accelerators()
     if not devices:
         pytest.skip("no accelerator: jax.local_devices() are those of the host")
-    profile = measure_profile(devices, Request("a", effort=LEAST, longest_seconds=0.0), {})
+    profile = measure_profile(
+        devices, MeasurementRequest("a", effort=LEAST, longest_seconds=0.0), {}
+    )
     assert {"matmul", "elementwise", "dispatch"} <= {each.kind for each in profile.measurements}

@@ -9,7 +9,7 @@ import pytest
 
 from shardopt.runtime.errors import (
     Cancelled,
-    Kind,
+    FailureKind,
     MeshError,
     MessageLost,
     PeerGone,
@@ -21,12 +21,12 @@ from shardopt.support.errors import UserError
 
 CAUSES = {
     "m2": MeshError(
-        "m2", "step 1, instruction 4 (FREE %1)", "process 7 was killed (signal 9)", Kind.DIED
+        "m2", "step 1, instruction 4 (FREE %1)", "process 7 was killed (signal 9)", FailureKind.DIED
     ),
     "m3/1": ValueError("too hot"),
     "m4": MessageLost("message 3 was lost"),
-    "m5": MeshError("m5", "", "no sign of life", Kind.STUCK),
-    "m3/0": MeshError("m3/0", "", "process 8 aborted itself", Kind.ABORTED),
+    "m5": MeshError("m5", "", "no sign of life", FailureKind.STUCK),
+    "m3/0": MeshError("m3/0", "", "process 8 aborted itself", FailureKind.ABORTED),
     "m1": RuntimeError("Gloo all-reduce failed: Connection closed by peer"),
     "m0": PeerGone("the connection from worker 'm2' was closed"),
     "m6": Cancelled("mesh 'm2' failed"),
@@ -59,7 +59,7 @@ def test_an_error_names_mesh_and_host_and_survives_pickling() -> None:
     error = mesh_error("m3/1", "step 2, end of step", KeyError("w"))
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error) == "mesh 'm3', host 1, step 2, end of step: KeyError: 'w'"
-    assert (again.mesh, again.host, again.kind) == ("m3", 1, Kind.FAILED)
+    assert (again.mesh, again.host, again.kind) == ("m3", 1, FailureKind.FAILED)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,13 @@ def test_an_error_names_mesh_and_host_and_survives_pickling() -> None:
 def test_running_out_of_memory_is_called_that(error: BaseException, text: str) -> None:
     failure = mesh_error("m", "", error)
     assert (
-        failure.cause.startswith(text) and "\n" not in str(failure) and failure.kind is Kind.FAILED
+        failure.cause.startswith(text)
+        and "\n" not in str(failure)
+        and failure.kind is FailureKind.FAILED
     )
 
 
 def test_broken_connections_are_consequences() -> None:
     assert {
         kind_of(error) for error in (BrokenPipeError(), EOFError(), ConnectionResetError())
-    } == {Kind.CUT}
+    } == {FailureKind.CUT}

@@ -20,7 +20,7 @@ from shardopt.forms.exported_program import (
     Loop,
     LoopArgument,
     MeshValue,
-    Result,
+    ProgramResult,
     StageFunction,
     TensorSpec,
     Transfer,
@@ -299,7 +299,7 @@ def pipeline(kinds: list[str], schedule: str | None) -> ExportedProgram:
     return ExportedProgram(
         MESHES,
         (Argument("w", main.values[0], None), Argument("sum", main.values[1], 0)),
-        (Result("sum", main.values[2]),),
+        (ProgramResult("sum", main.values[2]),),
         main,
         (one, many),
     )
@@ -339,7 +339,7 @@ def test_two_results_from_one_buffer_get_a_copy_each() -> None:
     same = ExportedProgram(
         MESHES[:1],
         (Argument("a", value, 0), Argument("b", value, 1), Argument("kept", value, None)),
-        (Result("a", value), Result("b", value)),
+        (ProgramResult("a", value), ProgramResult("b", value)),
         Body((value,) * 4, (Call("m0", "one", "update", 0, (0,), (3,)),), (3, 3)),
         (StageFunction("one", b"", (WHOLE,), (WHOLE,), (0,)),),
     )
@@ -353,7 +353,7 @@ def test_state_may_be_swapped_without_a_copy() -> None:
     swap = ExportedProgram(
         MESHES[:1],
         (Argument("a", value, 0), Argument("b", value, 1)),
-        (Result("a", value), Result("b", value)),
+        (ProgramResult("a", value), ProgramResult("b", value)),
         Body((value,) * 2, (), (1, 0)),
         (),
     )

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from shardopt.runtime.errors import Cancelled
 from shardopt.runtime.transports import sockets, vectors
 from shardopt.runtime.transports.buffers import ALIGNMENT, BufferPool, is_aligned
-from shardopt.runtime.transports.landing import Landing, Place
+from shardopt.runtime.transports.landing import Landing, ShardSlice
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.transports.ray_objects import RayObjectTransport, as_bytes
 from shardopt.runtime.transports.sockets import Address, SocketTransport
@@ -33,7 +33,7 @@ MIB = 1 << 20
 def whole(*shapes: tuple[int, ...], dtype: np.dtype = F32, source: str = "a") -> Landing:
     """Every piece is a shard of its own."""
     places = [
-        (Place(number, tuple(slice(0, size) for size in shape)),)
+        (ShardSlice(number, tuple(slice(0, size) for size in shape)),)
         for number, shape in enumerate(shapes)
     ]
     return Landing(tuple((shape, dtype) for shape in shapes), {source: places})
@@ -102,7 +102,7 @@ def test_what_may_stay_is_not_copied() -> None:
 
 
 def test_replicas_of_what_stays_share_its_memory() -> None:
-    places = (Place(0, (slice(0, 4),)), Place(2, (slice(0, 4),)))
+    places = (ShardSlice(0, (slice(0, 4),)), ShardSlice(2, (slice(0, 4),)))
     mailbox = Mailbox()
     mailbox.expect(0, Landing((((4,), F32),) * 3, {"a": [places]}))
     piece = BufferPool().take((4,), F32)
@@ -114,7 +114,7 @@ def test_replicas_of_what_stays_share_its_memory() -> None:
 
 
 def test_a_message_in_parts_is_taken_when_all_are_there() -> None:
-    halves = {name: [(Place(0, (slice(2 * k, 2 * k + 2),)),)] for k, name in enumerate("ab")}
+    halves = {name: [(ShardSlice(0, (slice(2 * k, 2 * k + 2),)),)] for k, name in enumerate("ab")}
     mailbox = Mailbox()
     mailbox.expect(0, Landing((((4,), F32),), halves))
     taken: list[object] = []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardopt.schedule.csv_format import read_csv, to_csv
 from shardopt.schedule.exchange import validate
-from shardopt.schedule.graph import Edge, StageGraph, chain_graph
+from shardopt.schedule.graph import StageEdge, StageGraph, chain_graph
 from shardopt.schedule.memory import peak_in_flight
 from shardopt.schedule.schedules import (
     SCHEDULES,
@@ -154,7 +154,7 @@ class TestBuilders:
         listed = [task for row in schedule.tasks for task in row if task.kind in kind.kinds]
         assert len(listed) == stages * microbatches * len(kind.kinds)
         updates = tuple(StageTask(U, stage) for stage in range(stages))
-        ends = tuple(Edge(StageTask(kind.kinds[-1], row.stage), row) for row in updates)
+        ends = tuple(StageEdge(StageTask(kind.kinds[-1], row.stage), row) for row in updates)
         validate(
             schedule.with_updates(), StageGraph((*graph.tasks, *updates), (*graph.edges, *ends))
         )
@@ -273,7 +273,10 @@ class TestGraph:
         with pytest.raises(ValueError, match=message):
             StageGraph(
                 tasks,
-                tuple(Edge(StageTask(TaskKind(a), 0), StageTask(TaskKind(b), 0)) for a, b in edges),
+                tuple(
+                    StageEdge(StageTask(TaskKind(a), 0), StageTask(TaskKind(b), 0))
+                    for a, b in edges
+                ),
             )
 
 
@@ -289,7 +292,7 @@ class TestValidate:
             StageTask(B, 0),
         )
         pairs = [(0, 1), (1, 2), (2, 3), (3, 4), (1, 4), (0, 4), (1, 3)]
-        graph = StageGraph(tasks, tuple(Edge(tasks[src], tasks[dst], 4) for src, dst in pairs))
+        graph = StageGraph(tasks, tuple(StageEdge(tasks[src], tasks[dst], 4) for src, dst in pairs))
         for name in ("gpipe", "1f1b"):
             linked = link(build_schedule(name, 3, 4), graph)
             assert sorted(linked.order) == list(range(3 * 4 * 2))
@@ -333,7 +336,9 @@ class TestValidate:
         tasks = tuple(StageTask(kind, stage) for stage in range(6) for kind in (F, B))
         graph = StageGraph(
             tasks,
-            tuple(Edge(StageTask(F, stage), StageTask(B, (stage + 1) % 6)) for stage in range(6)),
+            tuple(
+                StageEdge(StageTask(F, stage), StageTask(B, (stage + 1) % 6)) for stage in range(6)
+            ),
         )
         with pytest.raises(
             ScheduleError,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.schedule.events import Costs, Times
-from shardopt.schedule.graph import Edge, StageGraph, chain_graph
+from shardopt.schedule.events import NodeCosts, Times
+from shardopt.schedule.graph import StageEdge, StageGraph, chain_graph
 from shardopt.schedule.memory import LiveBytes
 from shardopt.schedule.schedules import SCHEDULES, SEVERAL, build_schedule
 from shardopt.schedule.simulator import SimulationResult, StepMemory, TransferCosts, simulate
@@ -115,7 +115,7 @@ class TestMakespan:
     def test_fused_last_stage_and_skip_edge(self) -> None:
         forward0, fused, backward0 = StageTask(F, 0), StageTask(F, 1), StageTask(B, 0)
         graph = StageGraph(
-            (forward0, fused, backward0), (Edge(forward0, fused), Edge(fused, backward0))
+            (forward0, fused, backward0), (StageEdge(forward0, fused), StageEdge(fused, backward0))
         )
         result = simulate(
             build_schedule("1f1b", 2, 2), graph, {forward0: 1.0, fused: 3.0, backward0: 2.0}
@@ -134,7 +134,12 @@ class TestMakespan:
     def test_update_waits_for_all_microbatches_of_other_stages(self) -> None:
         tasks = (StageTask(F, 0), StageTask(F, 1), StageTask(U, 0), StageTask(U, 1))
         graph = StageGraph(
-            tasks, (Edge(tasks[0], tasks[1]), Edge(tasks[1], tasks[2]), Edge(tasks[2], tasks[3]))
+            tasks,
+            (
+                StageEdge(tasks[0], tasks[1]),
+                StageEdge(tasks[1], tasks[2]),
+                StageEdge(tasks[2], tasks[3]),
+            ),
         )
         schedule = build_schedule("inference", 2, 3).with_updates()
         result = simulate(schedule, graph, durations(graph), TransferCosts([0.0, 10.0, 0.0]))
@@ -186,7 +191,7 @@ class TestLinks:
         """Two stages send to the next over one network card: 1 and 1, so that each second one
         starts late."""
         tasks = (StageTask(F, 0), StageTask(F, 1), StageTask(F, 2), StageTask(F, 3))
-        graph = StageGraph(tasks, (Edge(tasks[0], tasks[2]), Edge(tasks[1], tasks[3])))
+        graph = StageGraph(tasks, (StageEdge(tasks[0], tasks[2]), StageEdge(tasks[1], tasks[3])))
         lists = tuple((Task(F, stage, 0), Task(F, stage, 1)) for stage in range(4))
         schedule = Schedule("pairs", 2, (0, 1, 2, 3), lists)
         alone = simulate(schedule, graph, durations(graph), TransferCosts([1.0, 1.0]))
@@ -333,7 +338,7 @@ class TestTimes:
         linked = link(build_schedule(name, stages, 5, 4), graph)
         node_seconds = [SECONDS.get(task.kind, 0.0) * (1 + task.stage % 3) for task in linked.nodes]
         delays = (seconds * 2)[: len(graph.edges)]
-        costs = Costs(node_seconds, delays, ((),) * len(delays), overlap=overlap)
+        costs = NodeCosts(node_seconds, delays, ((),) * len(delays), overlap=overlap)
         walked, played = Times.in_order(linked, costs), Times.by_events(linked, costs)
         assert (walked.starts, walked.ends) == (played.starts, played.ends)
         assert sorted(walked.transfers(linked)) == sorted(played.transfers(linked))

@@ -243,7 +243,7 @@ func.func public @main(%x: tensor<64xf32>, %n: tensor<2xi32>) -> (tensor<64xf32>
 def test_conditioning_tells_rounding_from_error() -> None:
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
-    from shardopt.runtime.reference import Difference, Reference, conditioning
+    from shardopt.runtime.reference import OutputDifference, Reference, conditioning
     from shardopt.tools.run.check import _verdict
 
     inputs = [np.ones(64, np.float32), np.array([1, 2], np.int32)]
@@ -253,7 +253,9 @@ def test_conditioning_tells_rounding_from_error() -> None:
     assert noise > 1 and 0 < twice < 1e-6 and exact == 0
 
     def verdict(max_rel: float, unmatched: int, floor: float) -> str:
-        return _verdict(Difference("x", (2,), "float32", 1.0, max_rel, unmatched), floor, 1e-4)
+        return _verdict(
+            OutputDifference("x", (2,), "float32", 1.0, max_rel, unmatched), floor, 1e-4
+        )
 
     assert verdict(1e-5, 0, 0.0) == "ok"
     assert verdict(1e-3, 0, 1e-3) == "ill-conditioned"

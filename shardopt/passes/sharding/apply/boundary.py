@@ -15,7 +15,7 @@ from shardopt.dialect.mpmd import is_mesh_tensor
 from shardopt.ir.rewriting import defining, terminator
 
 
-class Place(NamedTuple):
+class ReturnedOperand(NamedTuple):
     """`terminator.operands[operand]`, in a block of StableHLO operations."""
 
     terminator: ir.Operation
@@ -28,19 +28,19 @@ class Place(NamedTuple):
 
 def place_of_result(
     main: ir.Operation, number: int, callees: Mapping[str, ir.Operation]
-) -> Place | ir.Value:
+) -> ReturnedOperand | ir.Value:
     """The place that makes a result of `@main`; the value itself when no operation of its mesh
     makes it (an argument, what another mesh sent)."""
     last = terminator(main.regions[0].blocks[0])
     value = last.operands[number]
     if not is_mesh_tensor(value.type):
-        return Place(last, number)
+        return ReturnedOperand(last, number)
     maker = defining(value)
     while maker is not None and maker.name != "mpmd.transfer":
         operand = ir.OpResult(value).result_number
         last = terminator(_body(maker, callees))
         if maker.name == "mpmd.fragment":
-            return Place(last, operand)
+            return ReturnedOperand(last, operand)
         value = last.operands[operand]
         maker = defining(value)
     return value

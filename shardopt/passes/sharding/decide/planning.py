@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Planner:
+class MeshPlanner:
     """Plans the meshes of one module; `pm` hears of it."""
 
     options: ChooseShardings

@@ -30,7 +30,7 @@ class DemandError(Exception):
 
 
 @dataclass(frozen=True)
-class Rule:
+class DemandRule:
     """What `source` says about a value, found at `where`, as the shardings it allows."""
 
     source: str
@@ -47,7 +47,7 @@ class Lost:
     message: str
 
 
-def choices(rules: Sequence[Rule], value: ir.Value, mesh: Mesh) -> tuple[Sharding, ...]:
+def choices(rules: Sequence[DemandRule], value: ir.Value, mesh: Mesh) -> tuple[Sharding, ...]:
     """The shardings of a value that all of its rules allow. Raises DemandError, which names two
     that contradict."""
     shape = tensor_shape(value)
@@ -71,7 +71,7 @@ def choices(rules: Sequence[Rule], value: ir.Value, mesh: Mesh) -> tuple[Shardin
     raise DemandError(first.where, message, [(second.where, "the other stands here")])
 
 
-def _together(first: Rule, second: Rule, mesh: Mesh, shape: tuple[int, ...]) -> bool:
+def _together(first: DemandRule, second: DemandRule, mesh: Mesh, shape: tuple[int, ...]) -> bool:
     return bool(
         shardings_that(
             lambda sharding: first.allows(sharding) and second.allows(sharding), mesh, shape

@@ -27,11 +27,11 @@ from shardopt.ir.rewriting import defining, functions, identity, operations, sym
 from shardopt.mesh.annotation import Annotation
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.shardings import shardings_that
-from shardopt.passes.sharding.apply.boundary import Place, place_of_result
+from shardopt.passes.sharding.apply.boundary import ReturnedOperand, place_of_result
 from shardopt.passes.sharding.demands.demand_rules import (
     DemandError,
+    DemandRule,
     Lost,
-    Rule,
     agreement,
     choices,
     tensor_shape,
@@ -88,7 +88,7 @@ class Demands:
         self.lost: list[Lost] = []
         self.obeyed = 0
         self._meshes = meshes
-        self._rules: dict[ir.Value, list[Rule]] = {}
+        self._rules: dict[ir.Value, list[DemandRule]] = {}
         self._mesh_of: dict[ir.Value, Mesh] = {}
         # A value whose only reader is a marker -> the marker's result.
         self._markers: dict[ir.Value, ir.Value] = {}
@@ -138,7 +138,7 @@ class Demands:
 
     def _rule_of(
         self, annotation: Annotation, mesh: Mesh, value: ir.Value, where: Located
-    ) -> Rule | None:
+    ) -> DemandRule | None:
         """The rule that an annotation is on a mesh, or None for one that is not obeyed or says
         nothing."""
         if not self.obey or annotation.is_vacuous:
@@ -151,7 +151,7 @@ class Demands:
             self.lost.append(Lost(where, mesh, f"{annotation} of {what_is(value)}: {why}"))
             return None
         self.obeyed += 1
-        return Rule(f"the annotation {annotation}", where, agrees)
+        return DemandRule(f"the annotation {annotation}", where, agrees)
 
     # ---- the signature of @main ----
 
@@ -163,7 +163,7 @@ class Demands:
             for k, row in enumerate(self._rows("arg_attrs", arguments))
         ]
         places = [place_of_result(self.main, k, self.callees) for k in range(len(last.results))]
-        values = [place.value if isinstance(place, Place) else place for place in places]
+        values = [place.value if isinstance(place, ReturnedOperand) else place for place in places]
         returned = [
             self._rules_of_result(k, *row) for k, row in enumerate(self._rows("res_attrs", values))
         ]
@@ -182,8 +182,8 @@ class Demands:
 
     def _part_contradicting(
         self,
-        entering: Sequence[Sequence[Rule]],
-        returned: Sequence[Sequence[Rule]],
+        entering: Sequence[Sequence[DemandRule]],
+        returned: Sequence[Sequence[DemandRule]],
         values: Sequence[ir.Value],
     ) -> None:
         """What is not donated has the sharding of the result that replaces it as a favour to the
@@ -216,14 +216,14 @@ class Demands:
 
     def _rules_of_argument(
         self, number: int, argument: ir.Value, row: dict[str, ir.Attribute]
-    ) -> list[Rule]:
+    ) -> list[DemandRule]:
         mesh, name = self._mesh(argument), position_of(argument).name
         entries = [entry for entry in self.entries if entry.names(entry.argument, number, name)]
         return self._boundary_rules(argument, mesh, row, entries, argument)
 
     def _rules_of_result(
         self, number: int, value: ir.Value, row: dict[str, ir.Attribute]
-    ) -> list[Rule]:
+    ) -> list[DemandRule]:
         name = ir.StringAttr(row[_RESULT_INFO]).value if _RESULT_INFO in row else ""
         entries = [entry for entry in self.entries if entry.names(entry.result, number, name)]
         return self._boundary_rules(value, self._result_mesh(number), row, entries, self.main)
@@ -235,7 +235,7 @@ class Demands:
         row: dict[str, ir.Attribute],
         entries: Sequence[Entry],
         where: Located,
-    ) -> list[Rule]:
+    ) -> list[DemandRule]:
         rules = []
         if SHARDING in row:
             rule = self._rule_of(_read(where, row[SHARDING]), mesh, value, where)
@@ -258,8 +258,10 @@ class Demands:
             )
         return self._meshes[name]
 
-    def _add_result(self, place: Place | ir.Value, mesh: Mesh, rules: Sequence[Rule]) -> None:
-        if not isinstance(place, Place):
+    def _add_result(
+        self, place: ReturnedOperand | ir.Value, mesh: Mesh, rules: Sequence[DemandRule]
+    ) -> None:
+        if not isinstance(place, ReturnedOperand):
             self._add(place, mesh, rules)
             return
         marker = identity(
@@ -301,7 +303,7 @@ class Demands:
 
     def _entry_rules(
         self, entry: Entry, mesh: Mesh, value: ir.Value, where: Located, *, forbid: bool
-    ) -> list[Rule]:
+    ) -> list[DemandRule]:
         self._matched.add(entry)
         rules = []
         if entry.wants_sharding:
@@ -314,12 +316,12 @@ class Demands:
                 raise DemandError(
                     where, f"{entry}: sharding {annotation} does not fit {what_is(value)}: {why}"
                 )
-            rules.append(Rule(f"{entry}: {annotation}", where, agreement(annotation, mesh)))
+            rules.append(DemandRule(f"{entry}: {annotation}", where, agreement(annotation, mesh)))
         if forbid and entry.forbid:
             self._check_forbidden(entry)
             axes = frozenset(entry.forbid)
             text = f"{entry}: no axis {', '.join(entry.forbid)}"
-            rules.append(Rule(text, where, lambda sharding: axes.isdisjoint(sharding.axes)))
+            rules.append(DemandRule(text, where, lambda sharding: axes.isdisjoint(sharding.axes)))
         return rules
 
     def _check_forbidden(self, entry: Entry) -> None:
@@ -346,7 +348,7 @@ class Demands:
 
     # ---- rules ----
 
-    def _add(self, value: ir.Value, mesh: Mesh, rules: Sequence[Rule]) -> None:
+    def _add(self, value: ir.Value, mesh: Mesh, rules: Sequence[DemandRule]) -> None:
         if rules:
             self._rules.setdefault(value, []).extend(rules)
             self._mesh_of[value] = mesh

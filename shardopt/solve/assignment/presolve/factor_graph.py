@@ -13,7 +13,7 @@ from time import monotonic
 
 import numpy as np
 
-from shardopt.solve.assignment.presolve.memory_profile import MemoryProfile
+from shardopt.solve.assignment.presolve.memory_profile import UsageProfile
 from shardopt.solve.assignment.problem import Edge, Problem
 from shardopt.solve.assignment.table_store import TableStore
 
@@ -23,7 +23,7 @@ class Infeasible(Exception):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Rule:
+class RestoreRule:
     """`choice[node] = table[choice[parents[0]], …]`: how a removed node follows from nodes that are
     still there.
 
@@ -37,7 +37,7 @@ class Rule:
     stand_in: np.ndarray | None = None
 
 
-def replay(log: Sequence[Rule], choice: dict[int, int]) -> dict[int, int]:
+def replay(log: Sequence[RestoreRule], choice: dict[int, int]) -> dict[int, int]:
     """Undo the reductions, last first: from strategies of the remaining nodes to those of all
     original nodes."""
     choice = dict(choice)
@@ -46,7 +46,7 @@ def replay(log: Sequence[Rule], choice: dict[int, int]) -> dict[int, int]:
     return choice
 
 
-def project(log: Sequence[Rule], choice: Sequence[int]) -> dict[int, int] | None:
+def project(log: Sequence[RestoreRule], choice: Sequence[int]) -> dict[int, int] | None:
     """Apply the reductions to an assignment: no worse strategies of the remaining nodes; None if it
     is not allowed."""
     left = dict(enumerate(choice))
@@ -77,9 +77,9 @@ class FactorGraph:
         self.costs: list[np.ndarray] = list(problem.costs)
         self.tables: list[dict[int, np.ndarray]] = [{} for _ in problem.costs]
         self.alive: list[bool] = [True] * problem.num_nodes
-        self.memory = MemoryProfile(problem) if problem.has_memory else None
+        self.memory = UsageProfile(problem) if problem.has_memory else None
         self.constant = 0.0
-        self.log: list[Rule] = []
+        self.log: list[RestoreRule] = []
         self.changed_edges: OrderedDict[tuple[int, int], None] = OrderedDict()
         self.changed_nodes: OrderedDict[int, None] = OrderedDict.fromkeys(range(problem.num_nodes))
         self._looked_at: dict[int, tuple[np.ndarray, tuple[np.ndarray, ...]]] = {}
@@ -121,7 +121,9 @@ class FactorGraph:
             self._set(node, other, self.store.take_rows(table, strategies))
         position = np.where(keep, np.cumsum(keep) - 1, -1)
         self.log.append(
-            Rule(node, (node,), strategies, position if instead is None else position[instead])
+            RestoreRule(
+                node, (node,), strategies, position if instead is None else position[instead]
+            )
         )
         self.changed_nodes[node] = None
 
@@ -166,9 +168,9 @@ class FactorGraph:
             self.link(into, other, self.store.take_rows(table, strategy_of))
         if self.memory is not None:
             self.memory.merge(node, into, strategy_of)
-        self.remove(Rule(node, (into,), strategy_of))
+        self.remove(RestoreRule(node, (into,), strategy_of))
 
-    def remove(self, rule: Rule) -> None:
+    def remove(self, rule: RestoreRule) -> None:
         """Forget a node without edges; `rule` says which strategy it takes."""
         self.alive[rule.node] = False
         self.changed_nodes.pop(rule.node, None)

@@ -14,7 +14,7 @@ from shardopt.solve.assignment.problem import Problem, Usage
 Segments = dict[tuple[int, int], np.ndarray]
 
 
-class MemoryProfile:
+class UsageProfile:
     """Limit (bytes), base profile (int64 `[times]`) and, for each node, `{(lo, hi): bytes [k] above
     the base}`."""
 

@@ -26,11 +26,11 @@ import numpy as np
 from shardopt.solve.assignment.presolve.factor_graph import (
     FactorGraph,
     Infeasible,
-    Rule,
+    RestoreRule,
     project,
     replay,
 )
-from shardopt.solve.assignment.presolve.memory_profile import MemoryProfile
+from shardopt.solve.assignment.presolve.memory_profile import UsageProfile
 from shardopt.solve.assignment.problem import Edge, Problem
 from shardopt.solve.assignment.table_store import TableStore
 from shardopt.support.spans import timed
@@ -63,7 +63,7 @@ class Presolved:
     problem: Problem | None
     nodes: tuple[int, ...]
     constant: float
-    log: tuple[Rule, ...]
+    log: tuple[RestoreRule, ...]
     num_nodes: int
     smallest_peak: int
     reason: str = ""
@@ -208,7 +208,7 @@ def _eliminate(graph: FactorGraph, node: int) -> None:
         return
     if not neighbours:
         graph.constant += float(graph.costs[node].min())
-        graph.remove(Rule(node, (), np.array(graph.costs[node].argmin())))
+        graph.remove(RestoreRule(node, (), np.array(graph.costs[node].argmin())))
     elif len(neighbours) == 1:
         _eliminate_leaf(graph, node, neighbours[0])
     else:
@@ -219,7 +219,7 @@ def _eliminate_leaf(graph: FactorGraph, node: int, other: int) -> None:
     total = graph.tables[other][node] + graph.costs[node]
     graph.unlink(node, other)
     graph.add_cost(other, total.min(axis=1))
-    graph.remove(Rule(node, (other,), total.argmin(axis=1)))
+    graph.remove(RestoreRule(node, (other,), total.argmin(axis=1)))
 
 
 def _eliminate_between(graph: FactorGraph, node: int, u: int, v: int) -> None:
@@ -232,10 +232,10 @@ def _eliminate_between(graph: FactorGraph, node: int, u: int, v: int) -> None:
     graph.unlink(node, u)
     graph.unlink(node, v)
     graph.link(u, v, table)
-    graph.remove(Rule(node, (u, v), best))
+    graph.remove(RestoreRule(node, (u, v), best))
 
 
-def _tighten_memory(graph: FactorGraph, memory: MemoryProfile) -> None:
+def _tighten_memory(graph: FactorGraph, memory: UsageProfile) -> None:
     """Step 5 until no strategy is too large. Raises Infeasible when the base alone exceeds the
     limit."""
     nodes = graph.nodes
@@ -253,7 +253,7 @@ def _tighten_memory(graph: FactorGraph, memory: MemoryProfile) -> None:
     graph.changed_nodes.update(dict.fromkeys(graph.nodes))
 
 
-def _remove_too_large(graph: FactorGraph, memory: MemoryProfile, node: int) -> bool:
+def _remove_too_large(graph: FactorGraph, memory: UsageProfile, node: int) -> bool:
     over = memory.too_large(node)
     if over is None:
         return False

@@ -25,7 +25,7 @@ from shardopt.mesh.mesh import Sharding
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage
 from shardopt.solve.sharding.budget.rematerialization import (
     Candidate,
-    Recipe,
+    RematRecipe,
     recipe,
     rematerialized,
 )
@@ -45,7 +45,7 @@ class _Choice:
 
     candidate: Candidate
     shardings: tuple[Sharding, ...]
-    recipes: tuple[Recipe | None, ...]
+    recipes: tuple[RematRecipe | None, ...]
 
 
 class BudgetModel:

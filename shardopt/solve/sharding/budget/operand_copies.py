@@ -7,7 +7,7 @@ import numpy as np
 
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
-from shardopt.solve.sharding.intra_op.copies import Copy, find_copies
+from shardopt.solve.sharding.intra_op.copies import TensorCopy, find_copies
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies
@@ -55,7 +55,7 @@ def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> Fr
     return frozenset(fresh)
 
 
-def _copies(problem: IntraOpProblem, plan: IntraOpPlan) -> tuple[Copy, ...]:
+def _copies(problem: IntraOpProblem, plan: IntraOpPlan) -> tuple[TensorCopy, ...]:
     return find_copies(plan, enumerate(problem.order))
 
 

@@ -49,7 +49,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RematRecipe:
     """How the chain runs when the value is wanted in one sharding: per operation, and what its
     sources must be."""
 
@@ -190,7 +190,7 @@ class _Chain:
         return len(lives) == 1 and self.graph.tensors[tensor].size_bytes <= self.most_kept_bytes
 
 
-def recipe(problem: IntraOpProblem, candidate: Candidate, target: Sharding) -> Recipe | None:
+def recipe(problem: IntraOpProblem, candidate: Candidate, target: Sharding) -> RematRecipe | None:
     """The cheapest way without communication to make the value in `target`, or None if there is
     none."""
     graph, mesh = problem.tables.graph, problem.tables.mesh
@@ -223,7 +223,7 @@ def recipe(problem: IntraOpProblem, candidate: Candidate, target: Sharding) -> R
     scratch = sum(
         local_bytes(graph, mesh, tensor, need[tensor]) for tensor in between if tensor not in fused
     )
-    return Recipe(
+    return RematRecipe(
         tuple(reversed(strategies)),
         {tensor: need[tensor] for tensor in candidate.sources},
         scratch,
@@ -231,7 +231,7 @@ def recipe(problem: IntraOpProblem, candidate: Candidate, target: Sharding) -> R
     )
 
 
-def rematerialized(candidate: Candidate, chosen: Recipe) -> Rematerialized:
+def rematerialized(candidate: Candidate, chosen: RematRecipe) -> Rematerialized:
     """The decision for a plan."""
     return Rematerialized(
         tensor=candidate.tensor,

@@ -16,7 +16,7 @@ from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps, local_bytes
 
 
 @dataclass(frozen=True)
-class Copy:
+class TensorCopy:
     """`tensor` in the sharding its readers want, at the positions [start, stop); operation `op`
     makes it.
 
@@ -31,13 +31,15 @@ class Copy:
     bytes: int
 
 
-def find_copies(sharded: ShardedOps, positions: Iterable[tuple[int, int]]) -> tuple[Copy, ...]:
+def find_copies(
+    sharded: ShardedOps, positions: Iterable[tuple[int, int]]
+) -> tuple[TensorCopy, ...]:
     """What operations need beside the values themselves. `positions` are (position, operation), in
     the order in which they run; those left out need nothing."""
     graph, mesh, shardings = sharded.graph, sharded.mesh, sharded.shardings
-    copies: dict[tuple[int, Sharding, tuple[int, int], int], Copy] = {}
+    copies: dict[tuple[int, Sharding, tuple[int, int], int], TensorCopy] = {}
     number: dict[tuple[int, Sharding, tuple[int, int]], int] = {}
-    whole: list[Copy] = []
+    whole: list[TensorCopy] = []
     for position, index in positions:
         op, strategy = graph.ops[index], sharded.strategies[index]
         for tensor, target in zip(op.operands, strategy.operands, strict=True):
@@ -51,7 +53,7 @@ def find_copies(sharded: ShardedOps, positions: Iterable[tuple[int, int]]) -> tu
                 whole += _largest_intermediate(
                     graph, mesh, tensor, (shardings[tensor], target), index, position
                 )
-                known = Copy(tensor, target, index, position, position, size)
+                known = TensorCopy(tensor, target, index, position, position, size)
             copies[*key, number[key]] = replace(known, stop=position + 1)
         for tensor, before, after in zip(
             op.results, strategy.unscattered, strategy.results, strict=True
@@ -59,7 +61,7 @@ def find_copies(sharded: ShardedOps, positions: Iterable[tuple[int, int]]) -> tu
             size = local_bytes(graph, mesh, tensor, before)
             # A reduce-scatter has the whole result and its own part at once.
             if size > local_bytes(graph, mesh, tensor, after):
-                whole.append(Copy(tensor, None, index, position, position + 1, size))
+                whole.append(TensorCopy(tensor, None, index, position, position + 1, size))
     return (*copies.values(), *whole)
 
 
@@ -70,8 +72,8 @@ def _largest_intermediate(
     ends: tuple[Sharding, Sharding],
     index: int,
     position: int,
-) -> Iterator[Copy]:
+) -> Iterator[TensorCopy]:
     """The largest intermediate of a resharding that takes several steps."""
     sizes = [local_bytes(graph, mesh, tensor, stop) for stop in resharding_stops(*ends, mesh)]
     if sizes:
-        yield Copy(tensor, None, index, position, position + 1, max(sizes))
+        yield TensorCopy(tensor, None, index, position, position + 1, max(sizes))

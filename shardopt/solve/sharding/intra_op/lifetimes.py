@@ -26,7 +26,7 @@ import numpy as np
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.graph.residency import Residency
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.solve.sharding.intra_op.copies import Copy
+from shardopt.solve.sharding.intra_op.copies import TensorCopy
 from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, local_bytes
 from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
 from shardopt.solve.sharding.strategies.strategies import Strategy
@@ -234,7 +234,7 @@ def live_bytes(
     mesh: Mesh,
     lives: Sequence[Lifetime],
     shardings: Mapping[int, Sharding],
-    copies: Sequence[Copy],
+    copies: Sequence[TensorCopy],
     positions: int,
 ) -> np.ndarray:
     """Bytes a device holds while each operation runs: int64 `[positions]`."""
@@ -255,7 +255,7 @@ def with_gaps(
     lives: Sequence[Lifetime],
     shardings: Mapping[int, Sharding],
     rematerialized: Sequence[Rematerialized],
-) -> tuple[tuple[Lifetime, ...], tuple[Copy, ...]]:
+) -> tuple[tuple[Lifetime, ...], tuple[TensorCopy, ...]]:
     """The lifetimes when values are dropped and recomputed, and what is held beside them to do
     so."""
     if not rematerialized:
@@ -267,7 +267,7 @@ def with_gaps(
         for tensor in remat.extended:
             until[tensor] = max(until.get(tensor, 0), remat.gap[1] + 1)
         at, op = remat.gap[1], remat.readers[0]
-        scratch.append(Copy(remat.tensor, None, op, at, at + 1, remat.scratch_bytes))
+        scratch.append(TensorCopy(remat.tensor, None, op, at, at + 1, remat.scratch_bytes))
     pieces: list[Lifetime] = []
     for live in lives:
         live = replace(live, stop=max(live.stop, until.get(live.tensor, 0)))

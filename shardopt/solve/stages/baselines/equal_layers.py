@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from shardopt.solve.stages.baselines.grid import data_or_tensor
-from shardopt.solve.stages.baselines.planner import Planner, Request, with_methods
+from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput, with_methods
 from shardopt.solve.stages.stage_problem import (
     StageConfig,
     StageProblem,
@@ -25,7 +25,7 @@ from shardopt.solve.stages.stage_problem import (
 from shardopt.support.errors import UserError
 
 
-def equal_layer_stages(problem: StageProblem, request: Request) -> StageSolution:
+def equal_layer_stages(problem: StageProblem, request: PlannerInput) -> StageSolution:
     """Equal layers and equal devices a stage, the best config for each, the best even number of
     stages.
 
@@ -34,7 +34,7 @@ def equal_layer_stages(problem: StageProblem, request: Request) -> StageSolution
     return _best_even(problem, request, [range(len(problem.configs))])
 
 
-def megatron_stages(problem: StageProblem, request: Request) -> StageSolution:
+def megatron_stages(problem: StageProblem, request: PlannerInput) -> StageSolution:
     """As `equal_layer_stages`, with one config for all stages."""
     alike: dict[StageConfig, list[int]] = {}
     for index, config in enumerate(problem.configs):
@@ -47,12 +47,12 @@ def _megatron_configs(configs: Iterable[StageConfig]) -> tuple[StageConfig, ...]
     return with_methods(configs, data_or_tensor)
 
 
-EQUAL_LAYER = Planner(equal_layer_stages)
-MEGATRON = Planner(megatron_stages, _megatron_configs)
+EQUAL_LAYER = BaselinePlanner(equal_layer_stages)
+MEGATRON = BaselinePlanner(megatron_stages, _megatron_configs)
 
 
 def _best_even(
-    problem: StageProblem, request: Request, choices: Iterable[Sequence[int]]
+    problem: StageProblem, request: PlannerInput, choices: Iterable[Sequence[int]]
 ) -> StageSolution:
     """The best plan whose stages take their configs from one of `choices`."""
     layers, devices, num_stages = problem.num_layers, problem.total_devices, request.num_stages

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
-from shardopt.solve.stages.baselines.planner import Planner, Request
+from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
 from shardopt.solve.stages.baselines.random_plans import RandomPlans
 from shardopt.solve.stages.dp.infeasible import why_infeasible
 from shardopt.solve.stages.stage_problem import (
@@ -49,7 +49,7 @@ T = TypeVar("T")
 Devices = tuple[int, ...]  # of every host group
 
 
-def mcmc_stages(problem: StageProblem, request: Request) -> StageSolution:
+def mcmc_stages(problem: StageProblem, request: PlannerInput) -> StageSolution:
     """The best plan that fits among all that the chain looks at. The same for the same seed and
     proposals.
 
@@ -67,7 +67,7 @@ def mcmc_stages(problem: StageProblem, request: Request) -> StageSolution:
     return best
 
 
-MCMC = Planner(mcmc_stages)
+MCMC = BaselinePlanner(mcmc_stages)
 
 
 def _walk(

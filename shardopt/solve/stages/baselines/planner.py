@@ -13,7 +13,7 @@ from shardopt.support.errors import UserError
 
 
 @dataclass(frozen=True)
-class Request:
+class PlannerInput:
     """Input of a planner: a number of stages (None for any), and the seed and the proposals of
     random searches."""
 
@@ -23,18 +23,18 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Planner:
+class BaselinePlanner:
     """`configs` filters the configs that a stage may have, and sets their sharding methods where
     the planner decides those. `solve` returns the best plan that it can find, and raises UserError
     where there is none. `one_stage`: all layers are one stage. `by_dp`: `solve` is the stage DP
     over these configs, so its runners-up may be simulated, too."""
 
-    solve: Callable[[StageProblem, Request], StageSolution]
+    solve: Callable[[StageProblem, PlannerInput], StageSolution]
     configs: Callable[[Iterable[StageConfig]], tuple[StageConfig, ...]] = tuple
     one_stage: bool = False
     by_dp: bool = False
 
-    def request(self, name: str, request: Request) -> Request:
+    def request(self, name: str, request: PlannerInput) -> PlannerInput:
         """The request as this planner takes it. Raises UserError for several stages where there can
         be but one."""
         if self.one_stage and request.num_stages not in (None, 1):

@@ -10,7 +10,7 @@ from shardopt.options.names import InterOp, StagePlanner
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
-    from shardopt.solve.stages.baselines.planner import Planner
+    from shardopt.solve.stages.baselines.planner import BaselinePlanner
 
 _HOME = "shardopt.solve.stages.baselines"
 _PLANNERS: Mapping[StagePlanner, tuple[str, str]] = {
@@ -28,11 +28,11 @@ PLANNER_NAMES = tuple(_PLANNERS)
 INTER_OP: tuple[str, ...] = get_args(InterOp)
 
 
-def find_planner(name: str) -> Planner:
+def find_planner(name: str) -> BaselinePlanner:
     """Raises UserError for an unknown name."""
     if name not in _PLANNERS:
         raise UserError(
             f"unknown inter-op planner '{name}'; expected one of {', '.join(_PLANNERS)}"
         )
     module, attribute = _PLANNERS[cast("StagePlanner", name)]
-    return cast("Planner", getattr(import_module(f"{_HOME}.{module}"), attribute))
+    return cast("BaselinePlanner", getattr(import_module(f"{_HOME}.{module}"), attribute))

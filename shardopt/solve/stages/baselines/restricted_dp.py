@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardopt.solve.stages.baselines.grid import data_or_tensor, is_flat, is_hosts_by_devices
-from shardopt.solve.stages.baselines.planner import Planner, Request, with_methods
+from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput, with_methods
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import StageConfig, StageProblem, StageSolution
 
@@ -26,7 +26,7 @@ _ZERO = ("data", "zero1", "zero2", "zero3")
 _EXPERT_ZERO = ("expert", "expert-zero1", "expert-zero2", "expert-zero3")
 
 
-def _solve(problem: StageProblem, request: Request) -> StageSolution:
+def _solve(problem: StageProblem, request: PlannerInput) -> StageSolution:
     return solve_stages(problem, request.num_stages)
 
 
@@ -53,9 +53,9 @@ def _experts_and_zero(configs: Iterable[StageConfig]) -> tuple[StageConfig, ...]
     )
 
 
-DP = Planner(_solve, by_dp=True)
-INTER_ONLY = Planner(_solve, _one_device, by_dp=True)
-INTRA_ONLY = Planner(_solve, one_stage=True, by_dp=True)
-PP_DP = Planner(_solve, _data, by_dp=True)
-PIPER = Planner(_solve, _data_and_tensor, by_dp=True)
-DEEPSPEED = Planner(_solve, _experts_and_zero, one_stage=True, by_dp=True)
+DP = BaselinePlanner(_solve, by_dp=True)
+INTER_ONLY = BaselinePlanner(_solve, _one_device, by_dp=True)
+INTRA_ONLY = BaselinePlanner(_solve, one_stage=True, by_dp=True)
+PP_DP = BaselinePlanner(_solve, _data, by_dp=True)
+PIPER = BaselinePlanner(_solve, _data_and_tensor, by_dp=True)
+DEEPSPEED = BaselinePlanner(_solve, _experts_and_zero, one_stage=True, by_dp=True)

@@ -22,7 +22,7 @@ from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.bounds import RelaxedLayer
 from shardopt.solve.stages.costs.fitted import Fitted, fitted
 from shardopt.solve.stages.costs.part_facts import PartFacts
-from shardopt.solve.stages.costs.sharders import Memory, Method, Sharder, Sharding, memory_of
+from shardopt.solve.stages.costs.sharders import Memory, Method, PartSharding, Sharder, memory_of
 from shardopt.solve.stages.costs.stage_part import StagePart
 from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
@@ -65,13 +65,13 @@ class CostCache:
         return self._remember("bound", layer.key, mesh, compute, _number)
 
     @timed("stage costs: shardings")
-    def sharding(self, part: StagePart, mesh: Mesh, sharder: Sharder) -> Sharding:
-        def compute() -> Sharding:
+    def sharding(self, part: StagePart, mesh: Mesh, sharder: Sharder) -> PartSharding:
+        def compute() -> PartSharding:
             self.counts.solves += 1
             try:
                 return sharder.shard(part, self._facts_of(part), self._tables_of(mesh))
             except UserError as error:
-                return Sharding((), (), str(error))
+                return PartSharding((), (), str(error))
 
         return self._remember(sharder.content(part), part.key, mesh, compute, _sharding)
 
@@ -154,7 +154,7 @@ class CostCache:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, Sharding):
+    if isinstance(value, PartSharding):
         return [value.fragment_seconds, value.choice, value.refusal]
     if isinstance(value, Fitted):
         return [value.fragment_seconds, _plain(value.memory)]
@@ -165,6 +165,6 @@ def _number(value: list) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def _sharding(row: list) -> Sharding:
+def _sharding(row: list) -> PartSharding:
     seconds, choice, refusal = row
-    return Sharding(tuple(map(float, seconds)), tuple(map(int, choice)), str(refusal))
+    return PartSharding(tuple(map(float, seconds)), tuple(map(int, choice)), str(refusal))

@@ -19,7 +19,7 @@ from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharded_part import ShardedPart
-from shardopt.solve.stages.costs.sharders import GAP, Sharding, sharding_of
+from shardopt.solve.stages.costs.sharders import GAP, PartSharding, sharding_of
 from shardopt.solve.stages.costs.stage_part import StagePart
 
 # What all the memory of a device is worth, in times of the shortest step of the stage, from mild to
@@ -32,14 +32,14 @@ class LeanSharder:
     """Shortens a step plus `byte_seconds` times what a device holds where `plain`, the shortest
     sharding, holds most with `in_flight` microbatches."""
 
-    plain: Sharding
+    plain: PartSharding
     byte_seconds: float
     in_flight: int
 
     def content(self, part: StagePart) -> str:
         return f"ilp {GAP} with {self.byte_seconds!r} seconds a byte, {self.in_flight} in flight"
 
-    def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
+    def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> PartSharding:
         classes = facts.classes
         problem_of_classes = ClassProblem(classes, tables)
         costs = [np.array(cost, dtype=float) for cost in problem_of_classes.problem.costs]
@@ -57,7 +57,7 @@ class LeanSharder:
             problem, start, SearchLimits(gap_tolerance=GAP, work=WORK), store=tables.store
         )
         if not solution.choice:
-            return Sharding((), ())
+            return PartSharding((), ())
         return sharding_of(facts, tables, problem_of_classes.spread(solution.choice))
 
     def _at_peak(self, facts: PartFacts, tables: StrategyTables) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import WORK
 from shardopt.solve.stages.costs.part_facts import PartFacts
-from shardopt.solve.stages.costs.sharders import GAP, Sharding, sharding_of, tables_of
+from shardopt.solve.stages.costs.sharders import GAP, PartSharding, sharding_of, tables_of
 from shardopt.solve.stages.costs.stage_part import StagePart
 from shardopt.solve.stages.step_graph import StepGraph
 
@@ -66,7 +66,7 @@ class PresetSharder:
             f"{sorted(input_kinds.received.items())}"
         )
 
-    def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
+    def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> PartSharding:
         """Raises UserError where the preset does not apply."""
         problem = self.problem(part, tables).problem
         solution = improve(
@@ -76,7 +76,7 @@ class PresetSharder:
             store=tables.store,
         )
         if not solution.choice:
-            return Sharding((), ())
+            return PartSharding((), ())
         return sharding_of(facts, tables, solution.choice)
 
     def problem(self, part: StagePart, tables: StrategyTables) -> IntraOpProblem:

@@ -16,7 +16,7 @@ import numpy as np
 from shardopt.cost.collectives import PERMUTE
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.sharding.intra_op.communication import find_reshards
-from shardopt.solve.sharding.intra_op.copies import Copy, find_copies
+from shardopt.solve.sharding.intra_op.copies import TensorCopy, find_copies
 from shardopt.solve.sharding.intra_op.overlap import beside_computing, saved_seconds
 from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps
 from shardopt.solve.sharding.strategies.costs import communication_seconds
@@ -182,7 +182,7 @@ class ShardedPart:
         return shardings
 
     @cached_property
-    def _copies(self) -> tuple[Copy, ...]:
+    def _copies(self) -> tuple[TensorCopy, ...]:
         positions = self.facts.position
         order = sorted((int(positions[op]), op) for op in self._resharding.strategies)
         return find_copies(self._resharding, order)

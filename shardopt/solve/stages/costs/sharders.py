@@ -25,7 +25,7 @@ GAP = 0.002
 
 
 @dataclass(frozen=True)
-class Sharding:
+class PartSharding:
     """How a stage is sharded: seconds of a step in each fragment, and the choice of every operation
     and input of the part. Without choices no sharding exists; `refusal` says why, where a method
     knows."""
@@ -55,7 +55,7 @@ class Sharder(Protocol):
     def content(self, part: StagePart) -> str:
         """What the sharding depends on beside the graph of the part and the mesh."""
 
-    def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
+    def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> PartSharding:
         """`facts` may be those of an equal part. Raises UserError where the method does not apply
         to the part."""
 
@@ -76,11 +76,11 @@ class OptimalSharder:
     def content(self, part: StagePart) -> str:
         return f"ilp {self.gap_tolerance}"
 
-    def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
+    def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> PartSharding:
         problem = ClassProblem(facts.classes, tables)
         solution = problem.solve(self.gap_tolerance)
         if not solution.choice:
-            return Sharding((), ())
+            return PartSharding((), ())
         return sharding_of(facts, tables, problem.spread(solution.choice))
 
     def problem(self, part: StagePart, tables: StrategyTables) -> IntraOpProblem:
@@ -94,12 +94,12 @@ def tables_of(part: StagePart, tables: StrategyTables) -> IntraOpTables:
     )
 
 
-def sharding_of(facts: PartFacts, tables: StrategyTables, choice: tuple[int, ...]) -> Sharding:
+def sharding_of(facts: PartFacts, tables: StrategyTables, choice: tuple[int, ...]) -> PartSharding:
     """With its seconds."""
-    return Sharding(tuple(ShardedPart(facts, tables, choice).seconds().tolist()), choice)
+    return PartSharding(tuple(ShardedPart(facts, tables, choice).seconds().tolist()), choice)
 
 
-def memory_of(facts: PartFacts, tables: StrategyTables, sharding: Sharding) -> Memory:
+def memory_of(facts: PartFacts, tables: StrategyTables, sharding: PartSharding) -> Memory:
     """What a device of the mesh of `tables` holds of a part that is sharded so."""
     sharded = ShardedPart(facts, tables, sharding.choice)
     each = sum(live.count * sharded.bytes_of(live.tensor) for live in facts.further)

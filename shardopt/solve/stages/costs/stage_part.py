@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
-from shardopt.graph.residency import Loop, Residency
+from shardopt.graph.residency import MicrobatchLoop, Residency
 from shardopt.graph.structure import structure_of
 from shardopt.solve.sharding.intra_op.problem import find_cheap_to_clone
 from shardopt.solve.sharding.kernels.fusion import Fusion
@@ -51,7 +51,7 @@ class StagePart:
     merged_kernels: bool = False
 
     def residency(self, in_flight: int = 1) -> Residency:
-        return Residency(Loop(*self.loop, in_flight), self.arrivals, self.literals)
+        return Residency(MicrobatchLoop(*self.loop, in_flight), self.arrivals, self.literals)
 
     @cached_property
     def linear(self) -> tuple[Linear, ...]:

@@ -17,6 +17,8 @@ from numba import njit
 FAST = {"nnan", "nsz"}
 
 
+# The names of these tuples stand in the indices of numba's cache, which unpickles an index before
+# it looks whether the source is newer: a renamed tuple fails to load wherever an old cache lies.
 class Sizes(NamedTuple):
     """The sizes that a stage may have; `full` is the flat number of all devices of all groups."""
 

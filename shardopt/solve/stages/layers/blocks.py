@@ -18,7 +18,7 @@ _LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Run:
+class BlockRun:
     """Operations [start, start + period · repeats) are `repeats` blocks of `period` operations
     each."""
 
@@ -35,7 +35,7 @@ class Run:
         return tuple(range(self.start, self.stop, self.period))
 
 
-def find_blocks(operations: Sequence[Hashable], work: Sequence[float]) -> tuple[Run, ...]:
+def find_blocks(operations: Sequence[Hashable], work: Sequence[float]) -> tuple[BlockRun, ...]:
     """The runs of repeated blocks, in order; equal operations have equal entries, and `work` each
     (FLOPs)."""
     numbers: dict[Hashable, int] = {}
@@ -43,7 +43,7 @@ def find_blocks(operations: Sequence[Hashable], work: Sequence[float]) -> tuple[
         [numbers.setdefault(operation, len(numbers)) for operation in operations], dtype=np.int64
     )
     prefix = np.concatenate(([0.0], np.cumsum(np.asarray(work, dtype=float))))
-    runs: list[Run] = []
+    runs: list[BlockRun] = []
     least = 0.0
     pending = [(0, len(tokens))]
     while pending:
@@ -57,13 +57,13 @@ def find_blocks(operations: Sequence[Hashable], work: Sequence[float]) -> tuple[
     return tuple(sorted(runs, key=lambda run: run.start))
 
 
-def count_blocks(runs: Sequence[Run]) -> int:
+def count_blocks(runs: Sequence[BlockRun]) -> int:
     return sum(run.repeats for run in runs)
 
 
 def _longest(
     tokens: np.ndarray, prefix: np.ndarray, low: int, high: int, least: float
-) -> Run | None:
+) -> BlockRun | None:
     """The run in [low, high) with the most work; of several the one with the shortest blocks, then
     the first. Blocks with less work than `least` do not count."""
     best, most = None, 0.0
@@ -76,7 +76,7 @@ def _longest(
             repeats = 1 + (last - first) // period
             if repeats < 2:
                 continue
-            run = Run(low + first, period, repeats)
+            run = BlockRun(low + first, period, repeats)
             work = float(prefix[run.stop] - prefix[run.start])
             # Of runs with equal work the one with the shortest period stays, whatever rounding
             # says.

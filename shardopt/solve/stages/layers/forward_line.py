@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from shardopt.solve.stages.layers.blocks import Run, count_blocks, find_blocks
+from shardopt.solve.stages.layers.blocks import BlockRun, count_blocks, find_blocks
 from shardopt.solve.stages.layers.layer_dp import (
     MAX_AUTO_LAYERS,
     LayerSolution,
@@ -52,7 +52,7 @@ class ForwardLine:
     work: tuple[float, ...] = ()
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[BlockRun, ...]:
         return find_blocks(self.kinds, self.work)
 
     @cached_property

@@ -21,7 +21,7 @@ import numpy as np
 
 from shardopt.hardware.cluster import Cluster
 from shardopt.planfile.parts import PlannedStage
-from shardopt.solve.stages.baselines.planner import Planner
+from shardopt.solve.stages.baselines.planner import BaselinePlanner
 from shardopt.solve.stages.stage_problem import (
     StageConfig,
     StageProblem,
@@ -177,8 +177,8 @@ def plan_file_devices(
 
 
 def plan_file_planner(
-    planner: Planner, file_stages: Sequence[PlannedStage], cluster: Cluster
-) -> Planner:
+    planner: BaselinePlanner, file_stages: Sequence[PlannedStage], cluster: Cluster
+) -> BaselinePlanner:
     """A planner with the configs of another one that keeps to the stages of the file."""
     return replace(
         planner,

@@ -19,7 +19,7 @@ import numpy as np
 
 from shardopt.hardware.sharing import most_speed
 from shardopt.schedule.schedules import find_schedule, in_flight
-from shardopt.solve.stages.baselines.planner import Planner, Request
+from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.dp.best_plans import NEAR, best_plans
 from shardopt.solve.stages.dp.infeasible import leanest_plan
@@ -119,8 +119,8 @@ def search_plans(
     stage_costs: StageCosts,
     schedules: Sequence[str],
     transfers: CutTransfers,
-    planner: Planner,
-    request: Request,
+    planner: BaselinePlanner,
+    request: PlannerInput,
     k: int = NUM_PLANS,
     faster_than: float = np.inf,
 ) -> PlanSearch:
@@ -209,8 +209,8 @@ def _simulate(
 def _exact_plans(
     stage_costs: StageCosts,
     in_flight_of: InFlight,
-    planner: Planner,
-    request: Request,
+    planner: BaselinePlanner,
+    request: PlannerInput,
     k: int,
     speed: float,
     faster_than: float,

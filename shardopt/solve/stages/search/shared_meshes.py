@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardopt.schedule.schedules import ScheduleKind, in_flight, stage_homes
-from shardopt.solve.stages.baselines.planner import Planner, Request
+from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
     InFlight,
@@ -34,7 +34,7 @@ from shardopt.solve.stages.stage_problem import (
 from shardopt.support.errors import UserError
 
 
-def sharing_planner(planner: Planner, name: str, kind: ScheduleKind) -> Planner:
+def sharing_planner(planner: BaselinePlanner, name: str, kind: ScheduleKind) -> BaselinePlanner:
     """A planner of `kind.stages_per_mesh` stages a mesh instead of `planner`, the stage DP. Raises
     UserError for a planner, called `name`, that is another one."""
     if not planner.by_dp or planner.one_stage:
@@ -59,7 +59,7 @@ def mean_in_flight(schedule: str) -> InFlight:
     return mean
 
 
-def solve_sharing(problem: StageProblem, request: Request) -> StageSolution:
+def solve_sharing(problem: StageProblem, request: PlannerInput) -> StageSolution:
     """The best plan over the numbers of meshes and their logical shapes. Raises UserError where
     there is none."""
     each, devices = problem.stages_per_mesh, problem.num_devices[0]

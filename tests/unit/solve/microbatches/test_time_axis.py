@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shardopt.graph.microbatching import Cut, Split
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph, Tensor
 from shardopt.solve.microbatches.batch_factors import locate, split_of
-from shardopt.solve.microbatches.time_axis import Batch, CouplingError, Kind, TimeAxis, analyse
+from shardopt.solve.microbatches.time_axis import AxisKind, Batch, CouplingError, TimeAxis, analyse
 from shardopt.solve.microbatches.time_plan import plan_loop
 
 
@@ -95,11 +95,11 @@ def test_a_gradient_is_partial_and_its_update_whole() -> None:
     b, t = linear()
     axis = run(b, t, t["u"], t["h"])
     assert [axis.states[t[k]].kind for k in "wxhgu"] == [
-        Kind.CONST,
-        Kind.BATCHED,
-        Kind.BATCHED,
-        Kind.PARTIAL,
-        Kind.WHOLE,
+        AxisKind.CONST,
+        AxisKind.BATCHED,
+        AxisKind.BATCHED,
+        AxisKind.PARTIAL,
+        AxisKind.WHOLE,
     ]
     plan = plan_loop(axis)
     assert (plan.prologue, [op.op for op in plan.body], plan.epilogue) == ((), [0, 1], (2,))

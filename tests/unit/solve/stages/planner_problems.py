@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from shardopt.hardware.cluster_file import load_cluster
-from shardopt.solve.stages.baselines.planner import Planner
+from shardopt.solve.stages.baselines.planner import BaselinePlanner
 from shardopt.solve.stages.stage_problem import (
     StageConfig,
     StageProblem,
@@ -63,7 +63,7 @@ def least(problem: StageProblem, allowed: Allowed = lambda problem, stages: True
 
 
 @st.composite
-def problems(draw: st.DrawFn, planner: Planner | None = None) -> StageProblem:
+def problems(draw: st.DrawFn, planner: BaselinePlanner | None = None) -> StageProblem:
     """Stage costs of all stages on a small cluster, of the configs that a planner has a use for."""
     cluster = load_cluster(f"cpu-test:{draw(st.sampled_from(['1x1', '1x2', '1x4', '2x2', '3x1']))}")
     kinds = [

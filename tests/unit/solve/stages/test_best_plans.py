@@ -15,7 +15,7 @@ from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule, searched_schedules
 from shardopt.schedule.simulator import TransferCosts, simulate
 from shardopt.schedule.tasks import TaskKind
-from shardopt.solve.stages.baselines.planner import Request
+from shardopt.solve.stages.baselines.planner import PlannerInput
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.dp.best_plans import NEAR, best_plans
@@ -216,9 +216,9 @@ def test_lower_bounds_are_made_exact_where_it_matters() -> None:
     problem = additive(list(rng.uniform(1, 2, 8)), (1, 2, 4, 8), 8, 16, 0.8)
     problem = replace(problem, forward_seconds=problem.seconds / 3)
     cut = transfers(problem, "cpu-test:1x8")
-    exact = search_plans(ExactStageCosts(problem), ("1f1b",), cut, DP, Request(), k=1)
+    exact = search_plans(ExactStageCosts(problem), ("1f1b",), cut, DP, PlannerInput(), k=1)
     stage_costs = CountedStageCosts(problem)
-    lazy = search_plans(stage_costs, ("1f1b",), cut, DP, Request(), k=1)
+    lazy = search_plans(stage_costs, ("1f1b",), cut, DP, PlannerInput(), k=1)
     assert lazy.best.plan.seconds == pytest.approx(exact.best.plan.seconds)
     assert stage_costs.known.sum() < np.triu(np.ones((9, 9)), 1).sum() * 4 * 0.8
 
@@ -235,11 +235,11 @@ def test_a_schedule_that_fits_is_found() -> None:
     )
     cut = transfers(problem, "cpu-test:1x2")
     search = search_plans(
-        ExactStageCosts(problem), searched_schedules(trains=True), cut, DP, Request()
+        ExactStageCosts(problem), searched_schedules(trains=True), cut, DP, PlannerInput()
     )
     assert (search.best.schedule, len(search.best.plan.stages)) == ("1f1b", 2)
     with pytest.raises(UserError, match="in flight"):
-        search_plans(ExactStageCosts(problem), ("gpipe",), cut, DP, Request(num_stages=2))
+        search_plans(ExactStageCosts(problem), ("gpipe",), cut, DP, PlannerInput(num_stages=2))
 
 
 def test_eager_1f1b_hides_transfers_where_memory_allows() -> None:
@@ -249,7 +249,11 @@ def test_eager_1f1b_hides_transfers_where_memory_allows() -> None:
     size = int(cluster("cpu-test:4x1").groups[0].inter_host.bandwidth_bytes_per_second)
     cut = transfers(problem, "cpu-test:4x1", size, size)
     search = search_plans(
-        ExactStageCosts(problem), searched_schedules(trains=True), cut, DP, Request(num_stages=4)
+        ExactStageCosts(problem),
+        searched_schedules(trains=True),
+        cut,
+        DP,
+        PlannerInput(num_stages=4),
     )
     assert search.best.schedule == "eager-1f1b"
     steps = {each.schedule: each.step_seconds for each in search.best_by_schedule}
@@ -265,7 +269,7 @@ def test_alike_schedules_go_to_the_one_with_the_least_memory() -> None:
     cut = transfers(problem, "cpu-test:1x2")
     for order in (("gpipe", "1f1b", "eager-1f1b"), ("eager-1f1b", "gpipe", "1f1b")):
         assert (
-            search_plans(ExactStageCosts(problem), order, cut, DP, Request()).best.schedule
+            search_plans(ExactStageCosts(problem), order, cut, DP, PlannerInput()).best.schedule
             == "1f1b"
         )
 
@@ -277,7 +281,7 @@ def test_simulating_the_best_plans_pays() -> None:
     behind, formula_behind = [], []
     for seed in range(24):
         problem, cut = uneven_problem(seed)
-        search = search_plans(ExactStageCosts(problem), schedules, cut, DP, Request())
+        search = search_plans(ExactStageCosts(problem), schedules, cut, DP, PlannerInput())
         least, of_formula = np.inf, np.inf
         for schedule in schedules:
             with_schedule = replace(problem, in_flight=schedule_in_flight(schedule))
@@ -326,7 +330,11 @@ def test_unknown_schedules_are_refused() -> None:
     problem = additive([1, 1], (1,), 2, 4, 0.0)
     with pytest.raises(UserError, match="unknown schedule"):
         search_plans(
-            ExactStageCosts(problem), ("1f2b",), transfers(problem, "cpu-test:1x2"), DP, Request()
+            ExactStageCosts(problem),
+            ("1f2b",),
+            transfers(problem, "cpu-test:1x2"),
+            DP,
+            PlannerInput(),
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardopt.solve.stages.layers.blocks import Run, count_blocks, find_blocks
+from shardopt.solve.stages.layers.blocks import BlockRun, count_blocks, find_blocks
 from shardopt.solve.stages.layers.forward_line import ForwardLine
 from shardopt.solve.stages.layers.layer_dp import Value, solve_layers
 
@@ -46,7 +46,9 @@ def test_planted_blocks_are_found(block: list[int], repeats: int, data: st.DataO
     before = [f"b{k}" for k in range(data.draw(st.integers(0, 3)))]
     behind = [f"a{k}" for k in range(data.draw(st.integers(0, 3)))]
     operations = [*before, *(block * repeats), *behind]
-    assert find_blocks(operations, [1.0] * len(operations)) == (Run(len(before), period, repeats),)
+    assert find_blocks(operations, [1.0] * len(operations)) == (
+        BlockRun(len(before), period, repeats),
+    )
 
 
 @given(st.lists(st.integers(0, 2), max_size=14))

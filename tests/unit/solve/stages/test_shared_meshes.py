@@ -13,7 +13,7 @@ from stage_problems import row
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule, find_schedule, in_flight
 from shardopt.schedule.simulator import simulate
-from shardopt.solve.stages.baselines.planner import Request
+from shardopt.solve.stages.baselines.planner import PlannerInput
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.search.shared_meshes import (
     mean_in_flight,
@@ -73,9 +73,9 @@ def test_the_best_plan_of_all(seed: int, each: int) -> None:
     plans = [evaluate(problem, stages).seconds for stages in all_plans(problem)]
     if not plans:
         with pytest.raises(UserError, match=f"no plan puts {each} stages on every mesh"):
-            solve_sharing(problem, Request())
+            solve_sharing(problem, PlannerInput())
         return
-    plan = solve_sharing(problem, Request())
+    plan = solve_sharing(problem, PlannerInput())
     assert plan.seconds == pytest.approx(min(plans))
     assert is_plan(problem, plan.stages)
 
@@ -117,9 +117,9 @@ def test_stages_of_a_mesh_hold_as_much_on_average() -> None:
 def test_what_cannot_be_laid_so_is_refused() -> None:
     problem = random_problem(0, 2)
     with pytest.raises(UserError, match="3 stages cannot be laid on meshes of 2 stages each"):
-        solve_sharing(problem, Request(3))
+        solve_sharing(problem, PlannerInput(3))
     with pytest.raises(UserError, match="expected one host group"):
-        solve_sharing(replace(problem, num_devices=(2, 2), memory_bytes=(1.0, 1.0)), Request())
+        solve_sharing(replace(problem, num_devices=(2, 2), memory_bytes=(1.0, 1.0)), PlannerInput())
     with pytest.raises(
         UserError,
         match="'interleaved:2' puts several stages on a mesh: expected inter-op=dp, found megatron",

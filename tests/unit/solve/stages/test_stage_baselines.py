@@ -21,7 +21,7 @@ from shardopt.passes.sharding.choose_shardings import ChooseShardings
 from shardopt.passes.stages.choose_stages import ChooseStages
 from shardopt.solve.presets.presets import PRESETS
 from shardopt.solve.stages.baselines.mcmc import Moves
-from shardopt.solve.stages.baselines.planner import Request
+from shardopt.solve.stages.baselines.planner import PlannerInput
 from shardopt.solve.stages.baselines.random_plans import RandomPlans
 from shardopt.solve.stages.baselines.registry import INTER_OP, PLANNER_NAMES, find_planner
 from shardopt.solve.stages.dp.stage_dp import solve_stages
@@ -126,11 +126,11 @@ def test_planners_that_choose_the_method_do_not_take_another(name: str) -> None:
 @pytest.mark.parametrize("name", ["intra-only", "deepspeed"])
 def test_planners_of_one_stage_make_no_other_number(name: str) -> None:
     planner = find_planner(name)
-    assert planner.request(name, Request()).num_stages == 1
+    assert planner.request(name, PlannerInput()).num_stages == 1
     with pytest.raises(
         UserError, match=f"inter-op={name} makes one stage of all layers, found num-stages=2"
     ):
-        planner.request(name, Request(2))
+        planner.request(name, PlannerInput(2))
 
 
 # ---- against brute force ----
@@ -168,7 +168,7 @@ def test_agrees_with_brute_force_over_its_own_space(name: str, data: st.DataObje
     planner, allowed = find_planner(name), SPACES[name]
     problem = data.draw(problems(planner))
     expected = least(problem, allowed) if allowed else least(problem)
-    request = planner.request(name, Request())
+    request = planner.request(name, PlannerInput())
     if expected is None:
         with pytest.raises(UserError, match=f"{problem.num_layers} layers"):
             planner.solve(problem, request)
@@ -212,7 +212,7 @@ def test_no_baseline_is_better_than_the_stage_dp(
     baseline, whole = restricted(name, np.random.default_rng(seed), layers, batches)
     planner = find_planner(name)
     try:
-        baseline = planner.solve(baseline, planner.request(name, Request(proposals=300)))
+        baseline = planner.solve(baseline, planner.request(name, PlannerInput(proposals=300)))
     except UserError:
         return
     assert solve_stages(whole).seconds <= baseline.seconds * (1 + 1e-12)
@@ -231,10 +231,10 @@ def test_equal_stages_by_hand() -> None:
     seconds = span[:, :, None] / np.sqrt([o.num_devices for o in configs])
     problem = replace(problem, seconds=seconds, transfer_seconds=None)
     planner = find_planner("equal-layer")
-    assert planner.solve(problem, Request(2)).stages == ((0, 2, 1), (2, 4, 1))
-    assert planner.solve(problem, Request()).stages == tuple((k, k + 1, 0) for k in range(4))
+    assert planner.solve(problem, PlannerInput(2)).stages == ((0, 2, 1), (2, 4, 1))
+    assert planner.solve(problem, PlannerInput()).stages == tuple((k, k + 1, 0) for k in range(4))
     with pytest.raises(UserError, match="cannot be split evenly into 3 stages"):
-        planner.solve(problem, Request(3))
+        planner.solve(problem, PlannerInput(3))
 
 
 # ---- the random walk ----
@@ -246,7 +246,7 @@ def test_the_walk_gives_plans_that_fit_and_none_better_than_the_best(
     problem: StageProblem, seed: int, proposals: int
 ) -> None:
     planner, expected = find_planner("mcmc"), least(problem)
-    request = Request(seed=seed, proposals=proposals)
+    request = PlannerInput(seed=seed, proposals=proposals)
     try:
         plan = planner.solve(problem, request)
     except UserError as error:
@@ -271,7 +271,7 @@ def test_the_walk_reaches_the_optimum_of_small_problems(seed: int) -> None:
     )
     if least(problem) is None:  # without a limit there is always a plan here
         problem = replace(problem, memory_bytes=(1e9,))
-    plan = find_planner("mcmc").solve(problem, Request(seed=seed, proposals=2000))
+    plan = find_planner("mcmc").solve(problem, PlannerInput(seed=seed, proposals=2000))
     assert plan.seconds == pytest.approx(least(problem))
 
 
@@ -280,9 +280,11 @@ def test_the_walk_nears_the_optimum_of_a_large_problem_and_keeps_to_a_number_of_
     problem = random_costs(configs, (8,), 16, 8, np.random.default_rng(3), tight=False)
     planner = find_planner("mcmc")
     best = solve_stages(problem).seconds
-    few, many = (planner.solve(problem, Request(proposals=count)).seconds for count in (1, 5000))
+    few, many = (
+        planner.solve(problem, PlannerInput(proposals=count)).seconds for count in (1, 5000)
+    )
     assert best <= many < few
-    assert len(planner.solve(problem, Request(3, proposals=500)).stages) == 3
+    assert len(planner.solve(problem, PlannerInput(3, proposals=500)).stages) == 3
 
 
 @settings(max_examples=100, deadline=None)
@@ -350,7 +352,7 @@ def test_plans_of_two_host_groups() -> None:
     configs = (*small, replace(small[0], group=1))
     problem = random_costs(configs, (2, 1), 3, 4, np.random.default_rng(5), tight=False)
     problem = replace(problem, seconds=np.where(np.isfinite(problem.seconds), problem.seconds, 9.0))
-    plan = find_planner("mcmc").solve(problem, Request(proposals=1000))
+    plan = find_planner("mcmc").solve(problem, PlannerInput(proposals=1000))
     assert plan.seconds == pytest.approx(solve_stages(problem).seconds)
     assert {problem.configs[o].group for _, _, o in plan.stages} == {0, 1}
     assert evaluate(problem, plan.stages).seconds == plan.seconds

@@ -13,7 +13,7 @@ from stage_problems import additive, all_plans, brute_force, random_problem
 
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.stages.baselines.equal_layers import equal_layer_stages
-from shardopt.solve.stages.baselines.planner import Request
+from shardopt.solve.stages.baselines.planner import PlannerInput
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
     InFlight,
@@ -245,4 +245,4 @@ def test_forty_eight_layers_on_sixty_four_devices_need_few_attempts(memory: floa
     solution = solve_stages(problem)
     assert solution.evaluations < 100
     check_plan(problem, solution)
-    assert solution.seconds <= equal_layer_stages(problem, Request()).seconds
+    assert solution.seconds <= equal_layer_stages(problem, PlannerInput()).seconds

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardopt.graph.op_graph import Op, OpGraph
-from shardopt.graph.residency import Loop, Residency
+from shardopt.graph.residency import MicrobatchLoop, Residency
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.sharding.budget.least_peak import find_least_peak
@@ -111,7 +111,7 @@ def test_a_loop_keeps_what_it_reads_and_what_is_in_flight() -> None:
     tables = IntraOpTables(graph, ONE, CLUSTER)
 
     def held(in_flight: int) -> list[int]:
-        problem = tables.problem(residency=Residency(Loop(1, 4, in_flight)))
+        problem = tables.problem(residency=Residency(MicrobatchLoop(1, 4, in_flight)))
         return (problem.decode(problem.solve()).live_bytes // BYTES).tolist()
 
     # Inputs; the value from before the loop until the loop ends; b from forward to backward.
@@ -128,7 +128,7 @@ def test_an_accumulator_is_one_buffer_from_before_the_loop_to_its_last_reader() 
     )
     graph = OpGraph((f32(*SQUARE),) * 5, ops, (0,), (4,))
     problem = IntraOpTables(graph, ONE, CLUSTER).problem(
-        tied=((1, 2),), residency=Residency(Loop(1, 3))
+        tied=((1, 2),), residency=Residency(MicrobatchLoop(1, 3))
     )
     assert (problem.decode(problem.solve()).live_bytes // BYTES).tolist() == [2, 2, 3, 3]
 
@@ -144,7 +144,7 @@ def test_an_accumulator_that_begins_with_a_constant_is_held_like_any_other() -> 
     )
     graph = OpGraph((f32(*SQUARE),) * 5, ops, (0,), (4,))
     problem = IntraOpTables(graph, ONE, CLUSTER).problem(
-        tied=((1, 2),), residency=Residency(Loop(1, 3))
+        tied=((1, 2),), residency=Residency(MicrobatchLoop(1, 3))
     )
     held = (problem.decode(problem.solve()).live_bytes // BYTES).tolist()
     assert held[-3:] == [2, 3, 3]
