@@ -1,5 +1,5 @@
-"""What differs between the supported versions of jax and jaxlib, asked of the library itself and
-not of its number."""
+"""What differs between the supported versions of jax and jaxlib, asked of the library itself, and
+of its number only where nothing else shows it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ def named_shardings_flag(exported: type) -> dict[str, Any]:
     all have."""
     name = "_has_named_shardings"
     return {name: True} if name in {each.name for each in fields(exported)} else {}
+
+
+def keys_can_be_placed() -> bool:
+    """Whether an exported function may have shardings of typed keys. Before 0.10.2, jax takes them
+    for those of the raw data, which have more dimensions, and makes a module that does not
+    verify."""
+    from jax import __version_info__
+
+    return __version_info__ >= (0, 10, 2)
 
 
 def location_kind(location: ir.Location) -> LocationKind:

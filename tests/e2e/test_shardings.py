@@ -127,7 +127,7 @@ def test_wrong_arguments(mesh: jax.sharding.Mesh, arguments: dict[str, Any], mes
 def test_demands_on_both_ends_part_what_the_trees_pair() -> None:
     """An argument and a result of one type look like state; what is demanded of both goes first."""
     spec = jax.sharding.PartitionSpec
-    four = jax.sharding.AbstractMesh((4,), ("i",))
+    four = jax.sharding.AbstractMesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     rows, columns = (jax.sharding.NamedSharding(four, spec(*s)) for s in (("i",), (None, "i")))
     array = jax.ShapeDtypeStruct((8, 8), "float32")
     for fun in (

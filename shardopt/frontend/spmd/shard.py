@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import jax
 import numpy as np
 from jax import export
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from shardopt.frontend.calls.arguments import options_of
 from shardopt.frontend.calls.phase_options import INTRA, option_text, phase_text
 from shardopt.frontend.calls.python_words import errors_for_python, python_handler
 from shardopt.frontend.calls.state_pairs import state_pairs
-from shardopt.ir.jax_versions import named_shardings_flag
+from shardopt.ir.jax_versions import keys_can_be_placed, named_shardings_flag
 from shardopt.mesh.mesh import Mesh, Sharding, mesh_text, parse_mesh
 from shardopt.options.keywords import ShardKeywords
 from shardopt.options.signatures import shows_options
@@ -61,9 +61,15 @@ def shard(
     logical = parse_mesh(mesh)
     check_exported(exported)
     options_text = phase_text(options_of("shard", cluster, options, exported), INTRA)
-    whole = AbstractMesh(logical.shape, logical.axis_names)
+    whole = automatic_mesh(logical.shape, logical.axis_names)
     with errors_for_python():
         return shard_over(exported, logical, whole, options_text, python_handler(handler))
+
+
+def automatic_mesh(shape: tuple[int, ...], axis_names: tuple[str, ...]) -> AbstractMesh:
+    """A mesh along whose axes the module says how values are split, and not their types: the
+    default kind of axes is another one in jax 0.11 and later."""
+    return AbstractMesh(shape, axis_names, axis_types=(AxisType.Auto,) * len(shape))
 
 
 def shard_over(
@@ -215,7 +221,8 @@ def _replacements(exported: export.Exported) -> dict[int, int]:
 def _named(sharding: Sharding | None, mesh: AbstractMesh, aval: Any) -> NamedSharding | None:
     """None, for an argument that the module has dropped, leaves the choice to the caller. The raw
     data of a typed key has dimensions that the key has not."""
-    if sharding is None:
+    is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    if sharding is None or (is_key and not keys_can_be_placed()):
         return None
     return NamedSharding(
         mesh, PartitionSpec(*(axes or None for axes in sharding.dims[: aval.ndim]))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 from jax import export
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import AxisType, NamedSharding
 
 from shardopt.frontend.calls.arguments import options_of
 from shardopt.frontend.calls.call_signature import export_call, types_of
@@ -27,7 +27,7 @@ from shardopt.frontend.calls.device_cluster import cluster_text, export_platform
 from shardopt.frontend.calls.phase_options import INTRA, phase_text
 from shardopt.frontend.calls.python_words import errors_for_python, python_handler
 from shardopt.frontend.calls.static_arguments import Names, Numbers, StaticArguments
-from shardopt.frontend.spmd.shard import check_exported, shard_over
+from shardopt.frontend.spmd.shard import automatic_mesh, check_exported, shard_over
 from shardopt.options.keywords import ShardKeywords
 from shardopt.options.signatures import shows_options
 from shardopt.support.errors import UserError
@@ -145,7 +145,7 @@ def shardings(
     check_exported(exported)
     described = cluster_text(list(mesh.devices.flat)) if cluster is None else cluster
     options_text = phase_text(options_of("shard", described, options, exported), INTRA)
-    whole = AbstractMesh(tuple(mesh.shape.values()), mesh.axis_names)
+    whole = automatic_mesh(tuple(mesh.shape.values()), mesh.axis_names)
     with errors_for_python():
         sharded = shard_over(
             exported, logical_mesh(mesh), whole, options_text, python_handler(handler)
