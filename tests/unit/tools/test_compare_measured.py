@@ -14,7 +14,7 @@ HEADER = "id,group,arch,hardware,precision,devices,layers,hidden,heads,vocab,seq
 ROWS = """
 small-1,small,gpt,A100,bf16,2,2,256,4,512,64,2,1,1,none,4,8,0.01
 small-2,small,gpt,A100,bf16,2,2,256,4,512,64,1,2,1,none,8,8,0.01
-fp8,other,gpt,A100,fp8,2,2,256,4,512,64,2,1,1,none,4,8,0.01
+int8,other,gpt,A100,int8,2,2,256,4,512,64,2,1,1,none,4,8,0.01
 """
 
 
@@ -31,7 +31,7 @@ def test_json_has_every_row(tmp_path: Path, capsys: Any) -> None:
     first, second, third = document["rows"]
     assert first["step_seconds"] > 0 and first["memory_bytes"] > 0
     assert second["step_seconds"] > 0 and first["measured_step_seconds"] == 0.01
-    assert third["reason"] == "products in fp8 are not built" and third["step_seconds"] is None
+    assert third["reason"] == "products in int8 are not built" and third["step_seconds"] is None
     (steps,) = document["steps"]
     assert (steps["group"], steps["rows"]) == ("small", 2) and document["memory"] == []
 
@@ -40,6 +40,6 @@ def test_groups_and_reasons_are_printed(tmp_path: Path, capsys: Any) -> None:
     table = _table(tmp_path)
     assert main(["compare-measured", table, "--group", "other"]) == 0
     out = capsys.readouterr().out
-    assert "products in fp8 are not built" in out and "median error" not in out
+    assert "products in int8 are not built" in out and "median error" not in out
     assert main(["compare-measured", table, "--group", "no-such"]) == 1
     assert "expected one of other, small" in capsys.readouterr().err
