@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.alpa.bars import Bar, Group, Panel, bars_svg
-from benchmarks.alpa.kept import Result, fill
+from benchmarks.alpa.kept import Result, fill, message
 from benchmarks.alpa.pages import PAGE, write_part
 from shardopt.measured.case import Case, case_of
 from shardopt.measured.predict import prediction, prediction_within
@@ -76,7 +76,7 @@ def predicted(row: Row) -> Result:
         try:
             plans.append((case, *_fitting(case)))
         except UserError as error:
-            refusals.append(str(error).partition("\n")[0])
+            refusals.append(message(error))
     if not plans:
         return {"fits": False, "reason": refusals[0]}
     case, best, is_plain = min(plans, key=lambda plan: plan[1].step_seconds)

@@ -35,9 +35,14 @@ def fill(path: Path, cells: Iterable[str], run: Callable[[str], Result]) -> dict
         try:
             result = run(cell)
         except UserError as error:
-            result = {"reason": str(error).partition("\n")[0]}
+            result = {"reason": message(error)}
         seconds = round(process_time() - begin, 1)
         results[cell] = {"cell": cell, **result, "cpu_seconds": seconds, "revision": revision()}
         with path.open("a") as file:
             file.write(json.dumps(results[cell]) + "\n")
     return results
+
+
+def message(error: UserError) -> str:
+    """Its first line, without the place in the model."""
+    return str(error).partition("\n")[0].rpartition(": error: ")[2]
