@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 
+from shardopt.ir.jax_versions import kernel_options
+
 # Of the processes that tests start, too. A test of the cache names a folder of its own.
 os.environ["SHARDOPT_CACHE"] = "off"
 
@@ -12,5 +14,5 @@ os.environ["SHARDOPT_CACHE"] = "off"
 # partition, combine and reorder, are the same without. What is said of XLA's kernels is compiled
 # with the usual ones (`compile_quickly`).
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-_FLAGS = (os.environ.get("XLA_FLAGS", ""), "--xla_cpu_use_fusion_emitters=false")
-os.environ["XLA_FLAGS"] = " ".join(_FLAGS).strip()
+_CHOICES = (f"--{name}={value}" for name, value in kernel_options(usual_kernels=False))
+os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *_CHOICES)).strip()

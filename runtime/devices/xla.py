@@ -28,7 +28,7 @@ from shardopt.caching.store import Store
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.forms.exported_program import StageFunction, TensorSpec
-from shardopt.ir.jax_versions import result_handler
+from shardopt.ir.jax_versions import kernel_options, result_handler
 from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.devices.clients import Devices, unshared_devices
 from shardopt.runtime.devices.executables import compiled_in_parallel, load_or_compile
@@ -277,7 +277,7 @@ def compile_quickly(options: Any, *, usual_kernels: bool = False) -> None:
     debug.xla_backend_optimization_level = 0
     debug.xla_llvm_disable_expensive_passes = True
     # Among the debug options in C++, but not in their Python class.
-    options.env_option_overrides = [("xla_cpu_use_fusion_emitters", usual_kernels)]
+    options.env_option_overrides = kernel_options(usual_kernels=usual_kernels)
 
 
 def keep_barriers(build: Any, bytecode: bytes) -> None:

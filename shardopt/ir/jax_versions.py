@@ -3,6 +3,7 @@ of its number only where nothing else shows it."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from dataclasses import fields
 from typing import Any, Literal, TypeAlias
 
@@ -33,6 +34,13 @@ def named_shardings_flag(exported: type) -> dict[str, Any]:
     all have."""
     name = "_has_named_shardings"
     return {name: True} if name in {each.name for each in fields(exported)} else {}
+
+
+def kernel_options(*, usual_kernels: bool) -> list[tuple[str, bool]]:
+    """Options of XLA that choose its older or its usual emitter of kernels. Since jaxlib 0.11 there
+    is no choice, and who asks for it is refused."""
+    has_older = importlib.metadata.version("jaxlib").split(".")[:2] in (["0", "9"], ["0", "10"])
+    return [("xla_cpu_use_fusion_emitters", usual_kernels)] if has_older else []
 
 
 def keys_can_be_placed() -> bool:
