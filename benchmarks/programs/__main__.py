@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -74,15 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(name: str, limit: int) -> list[dict[str, Any]]:
     """The outcomes of one program; a process that ends otherwise has failed in the first setting
     that it says nothing of."""
-    command = [sys.executable, "-m", "benchmarks.programs.one", name]
-    # Of the processor, not of the clock: on a busy machine the same programs fail in the same way.
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit)),
-    )
+    command = [sys.executable, "-m", "benchmarks.programs.one", name, "--limit", str(limit)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"setting"')]
     outcomes = [json.loads(line) for line in lines]
     end = (done.stderr.strip().splitlines() or ["no output"])[-1]

@@ -1,12 +1,13 @@
 """Run one program of the table in one process: one line of JSON for each setting, as it ends.
 
-python -m benchmarks.programs.one "Optax/MultiSteps" [--settings 1x1,2x1,2xB]
+python -m benchmarks.programs.one "Optax/MultiSteps" [--settings 1x1,2x1,2xB] [--limit 180]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -114,7 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("program", metavar="LIBRARY/FEATURE")
     parser.add_argument("--settings", default=",".join(SETTINGS))
+    parser.add_argument("--limit", type=int, help="seconds of the processor, then the process ends")
     args = parser.parse_args(argv)
+    if args.limit is not None:
+        # Not of the clock: on a busy machine the same programs come to an end.
+        resource.setrlimit(resource.RLIMIT_CPU, (args.limit, args.limit))
     by_name = {f"{each.library}/{each.feature}": each for each in installed_programs()}
     if args.program not in by_name:
         parser.error(f"unknown program '{args.program}'")

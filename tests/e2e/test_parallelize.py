@@ -139,6 +139,26 @@ def test_lazy_state_stays_on_the_workers(mlp: Any, uploads: list[tuple[int, ...]
     assert uploads == [(0, 1, 2, 3, 4), (), (), ()]
 
 
+def test_a_last_batch_of_another_size_goes_on_with_the_same_weights(mlp: Any) -> None:
+    """Five rows, of which no two microbatches can be made, after eight: a warning says so. Where
+    no call of another size was before, they are refused."""
+    params, x, y = mlp
+    step = shardopt.parallelize(mlp_step, donate_argnums=0, **PIPELINE)
+    with pytest.raises(UserError, match="expected a batch that divides into"):
+        step(params, x[:5], y[:5])
+    expected = params
+    with step:
+        for rows in (8, 5, 8):
+            if rows == 5:
+                with pytest.warns(UserWarning, match="microbatches=1 instead of 2"):
+                    found = step(params, x[:rows], y[:rows])
+            else:
+                found = step(params, x[:rows], y[:rows])
+            expected = mlp_step(expected, x[:rows], y[:rows])
+            assert_same(found, expected)
+            params, expected = found["params"], expected["params"]
+
+
 def test_keywords_scalars_and_a_second_signature(mlp: Any) -> None:
     params, x, y = mlp
     plain = jax.jit(mlp_step)

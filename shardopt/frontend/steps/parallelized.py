@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -249,18 +251,46 @@ class Parallelized(Generic[P, R]):
             args, kwargs = jax.tree.unflatten(signature.tree, signature.avals)
             jitted, finish = self._looked_at(*self._program(call), args, kwargs)
             exported = export_call("parallelize", jitted, self._export_platform, args, kwargs)
-            batch = "auto" if self._batch is None else self._flat_batch(call, exported)
-            try:
-                with planning_progress(exported.fun_name) as on_phase:
-                    plan = optimize(exported, batch_args=batch, on_phase=on_phase, **self._planning)
-            except UserError as error:
-                if self._batch is None and "batch_args" in str(error):
-                    raise UserError(
-                        f"{error}; with parallelize, batch_argnums=… names them"
-                    ) from error
-                raise
-            self._planned[signature] = Planned(exported, plan, finish)
+            self._planned[signature] = Planned(exported, self._optimize(call, exported), finish)
         return self._planned[signature]
+
+    def _optimize(self, call: StepCall, exported: export.Exported) -> Plan:
+        """Plan the call; a batch of another size than before, such as the last one, with fewer
+        microbatches where it cannot be cut into as many. Raises UserError."""
+        batch = "auto" if self._batch is None else self._flat_batch(call, exported)
+        try:
+            with planning_progress(exported.fun_name) as on_phase:
+                return optimize(exported, batch_args=batch, on_phase=on_phase, **self._planning)
+        except UserError as error:
+            fewer = self._microbatches_of_rest(call.signature)
+            if fewer is not None and "expected a batch that divides into" in str(error):
+                warnings.warn(
+                    f"parallelize: {exported.fun_name} takes a batch of another size with "
+                    f"microbatches={fewer} instead of {self._planning['microbatches']}",
+                    stacklevel=2,
+                )
+                options = {**self._planning, "microbatches": fewer}
+                return optimize(exported, batch_args=batch, **options)
+            if self._batch is None and "batch_args" in str(error):
+                raise UserError(f"{error}; with parallelize, batch_argnums=… names them") from error
+            raise
+
+    def _microbatches_of_rest(self, signature: Signature) -> int | None:
+        """The largest number of microbatches, of at most as many as were asked for, that divides
+        what differs from an earlier call of the same arguments; None if there was none."""
+        most = self._planning.get("microbatches")
+        extents = {
+            after
+            for earlier in self._planned
+            if (earlier.tree, earlier.key) == (signature.tree, signature.key)
+            for old, new in zip(earlier.avals, signature.avals, strict=True)
+            if len(old.shape) == len(new.shape)
+            for before, after in zip(old.shape, new.shape, strict=True)
+            if before != after
+        }
+        if not isinstance(most, int) or not extents:
+            return None
+        return max(number for number in range(1, most + 1) if gcd(*extents) % number == 0)
 
     def _program(self, call: StepCall) -> tuple[Any, Callable[[Any, StepCall], Any]]:
         """The function of arrays, jitted, and what makes the user's results of its own."""

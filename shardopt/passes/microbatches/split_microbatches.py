@@ -34,7 +34,8 @@ from shardopt.extract.op_graph import sharding_rules
 from shardopt.forms.microbatched_form import MICROBATCH
 from shardopt.graph.microbatching import Split, TimePlan
 from shardopt.graph.op_graph import OpGraph
-from shardopt.ir.rewriting import functions, shape_of, symbol_name
+from shardopt.ir.loops import CONTROL_FLOW
+from shardopt.ir.rewriting import functions, operations, shape_of, symbol_name
 from shardopt.options.names import BatchCoupling
 from shardopt.passes.base import Pass, PassContext, PassFailure, plan_option
 from shardopt.passes.microbatches.find_batch import (
@@ -48,6 +49,12 @@ from shardopt.solve.microbatches.time_axis import Batch, CouplingError, TimeAxis
 from shardopt.solve.microbatches.time_plan import plan_loop
 from shardopt.solve.microbatches.whole_step import plan_single
 
+_PRODUCTS = (
+    "stablehlo.convolution",
+    "stablehlo.custom_call",
+    "stablehlo.dot",
+    "stablehlo.dot_general",
+)
 _WHOLE_STEP = "the loop has one iteration, of the whole step"
 
 
@@ -88,7 +95,12 @@ def _batch(
         and shape_of(value)
         and not isinstance(ir.RankedTensorType(value.type).element_type, ir.IntegerType)
     )
-    return Batch(count, splits, weights, reader.splats())
+    cheap = frozenset(
+        k
+        for k, op in enumerate(reader.handles)
+        if op.name in CONTROL_FLOW and not operations(op, _PRODUCTS)
+    )
+    return Batch(count, splits, weights, reader.splats(), cheap=cheap)
 
 
 def _explain(error: CouplingError, reader: StepReader, pm: PassContext) -> PassFailure:
@@ -97,15 +109,23 @@ def _explain(error: CouplingError, reader: StepReader, pm: PassContext) -> PassF
     if error.origin is None and error.reader is not None:
         user = reader.handles[error.reader]
         return pm.error(
-            op, f"{message}, and '{user.name}' needs what it makes", [(user, "needed here")]
+            op,
+            f"{message}, and '{user.name}' needs what it makes{_advice(op)}",
+            [(user, "needed here")],
         )
     if error.origin is None:
-        return pm.error(op, message)
+        return pm.error(op, message + _advice(op))
     origin = reader.handles[error.origin]
     advice = "batch-coupling=per-microbatch lets each microbatch stand for the whole batch"
     return pm.error(
         op, f"{message} by '{origin.name}'; {advice}", [(origin, "reduced over the batch here")]
     )
+
+
+def _advice(op: ir.Operation) -> str:
+    if op.name not in CONTROL_FLOW:
+        return ""
+    return "; with num-microbatches=1 loops and branches run on the whole batch"
 
 
 @dataclass(frozen=True)

@@ -73,13 +73,15 @@ class Batch:
     """What is split and how.
 
     `splits` gives the batch dimension of each batch input; `weights` are the inputs no full-batch
-    computation may read; `splats` the constants whose elements are all equal."""
+    computation may read; `splats` the constants whose elements are all equal; `cheap` the loops and
+    branches (by index) without products of matrices."""
 
     num_microbatches: int
     splits: Mapping[int, Split]
     weights: frozenset[int] = frozenset()
     splats: Mapping[int, Splat] | None = None
     per_microbatch: bool = False
+    cheap: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,8 @@ class _Walk:
         if kinds <= {AxisKind.CONST}:
             self._constant(op, light)
             return
-        light = light and op.name not in HEAVY and op.rule is not None
+        is_cheap = op.name not in HEAVY and op.rule is not None
+        light = light and (is_cheap or index in self.batch.cheap)
         if AxisKind.BATCHED not in kinds:
             self._after_reduction(index, op, operands, light)
             return
@@ -167,8 +170,10 @@ class _Walk:
             # What is light runs on the full batch before the loop, where all rows are there.
             if not light:
                 self.couplings[index] = error
-            split = self._resliced(op, operands) if light else None
-            self._set(op, State(AxisKind.BATCHED if split else AxisKind.WHOLE, split, light=light))
+            for result in op.results:
+                split = self._resliced(result, op, operands) if light else None
+                kind = AxisKind.BATCHED if split else AxisKind.WHOLE
+                self.states[result] = State(kind, split, light=light)
 
     def _set(self, op: Op, state: State) -> None:
         for result in op.results:
@@ -252,15 +257,15 @@ class _Walk:
             self._set(op, State(AxisKind.PARTIAL, reducer=op.reducer or "", light=light))
         self.cuts[index] = cut
 
-    def _resliced(self, op: Op, operands: list[State]) -> Split | None:
-        """Where rows that a light op has mixed (shuffled, sorted, summed up to each) are rows
-        again: on the full batch before the loop it is exact, and so are slices of its results."""
+    def _resliced(self, result: int, op: Op, operands: list[State]) -> Split | None:
+        """Where rows that a light op has mixed (shuffled, sorted, summed up to each) are rows of a
+        result: on the full batch before the loop it is exact, and so are slices of its results."""
         batched, split = next(
             (t, s.split) for t, s in zip(op.operands, operands, strict=True) if s.split is not None
         )
         rows = self.graph.tensors[batched].shape[split.dim]
-        shapes = [self.graph.tensors[result].shape for result in op.results]
-        keeps_rows = all(split.dim < len(shape) and shape[split.dim] == rows for shape in shapes)
+        shape = self.graph.tensors[result].shape
+        keeps_rows = shape[split.dim : split.dim + 1] == (rows,)
         return split if keeps_rows and split.extent % self.batch.num_microbatches == 0 else None
 
     def _use_accumulated(self, index: int, op: Op, operands: list[State]) -> None:

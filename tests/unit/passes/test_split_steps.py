@@ -227,7 +227,21 @@ def standardized(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
     return dropout(params, (x - x.mean(0)) / (x.std(0) + 1e-3), key)
 
 
-@pytest.mark.parametrize("loss", [shuffled, mixed_up, standardized])
+def branched(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
+    return dropout(params, jax.lax.cond(jnp.mean(x) > 0, jnp.sin, lambda x: 2 * x, x), key)
+
+
+def halved(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
+    """Until the largest of all rows is small, with a counter beside them."""
+
+    def half(carried: Any) -> Any:
+        return carried[0] + 1, carried[1] / 2
+
+    times, small = jax.lax.while_loop(lambda c: jnp.max(jnp.abs(c[1])) > 0.1, half, (0, x))
+    return dropout(params, small * times, key)
+
+
+@pytest.mark.parametrize("loss", [shuffled, mixed_up, standardized, branched, halved])
 def test_rows_of_the_inputs_may_be_mixed_before_the_model(loss: Callable[..., jax.Array]) -> None:
     """On the whole batch, before the loop, which costs little: the model sees slices of what comes
     out."""
@@ -386,6 +400,18 @@ def test_losses_whose_gradient_needs_the_whole_forward_pass(loss: Callable[..., 
     with pytest.raises(
         DiagnosedError, match=r"needs a value reduced over the whole batch by 'stablehlo\.reduce'"
     ):
+        split(module, 2)
+
+
+def test_branches_on_activations_are_refused_with_what_to_do() -> None:
+    def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        out = mlp(params, x)
+        is_large = jax.tree.leaves(params)[0].sum() > 0
+        return jnp.mean((jax.lax.cond(is_large, jnp.sin, jnp.cos, out) - y) ** 2)
+
+    module = lower(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2))
+    message = r"'stablehlo\.case' .*; with num-microbatches=1 loops and branches run on the whole"
+    with pytest.raises(DiagnosedError, match=message):
         split(module, 2)
 
 
