@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 args.results.write_text(json.dumps(results, indent=1) + "\n")
     ordered = {name: results[name] for name in names if name in results}
     if args.table is not None:
-        args.table.write_text(page(ordered, absent))
+        args.table.write_text(page(ordered, len(names), absent))
     return int(any(each["kind"] in ("wrong", "failed") for row in ordered.values() for each in row))
 
 

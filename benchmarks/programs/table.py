@@ -24,9 +24,10 @@ Libraries that are not installed are left out; none is a dependency of shardopt.
 """
 
 
-def page(results: Mapping[str, Outcomes], absent: Sequence[str]) -> str:
-    """Markdown. `results` are by "LIBRARY/FEATURE", in the order of the page."""
-    lines = [_HEAD, *_totals(results), ""]
+def page(results: Mapping[str, Outcomes], num_programs: int, absent: Sequence[str]) -> str:
+    """Markdown. `results` are by "LIBRARY/FEATURE", in the order of the page, of all the
+    programs that there are."""
+    lines = [_HEAD, *_totals(results, num_programs), ""]
     if absent:
         lines += [f"Not installed when this was made: {', '.join(absent)}.", ""]
     lines += [
@@ -44,9 +45,9 @@ def page(results: Mapping[str, Outcomes], absent: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _totals(results: Mapping[str, Outcomes]) -> Iterator[str]:
+def _totals(results: Mapping[str, Outcomes], num_programs: int) -> Iterator[str]:
     kinds = [Counter(_kinds(setting, results)) for setting in SETTINGS]
-    yield f"{len(results)} programs:"
+    yield f"Of {num_programs} programs {len(results)} were run:"
     yield ""
     yield "| | one stage | two stages | microbatches |"
     yield "|---|---:|---:|---:|"
@@ -71,5 +72,6 @@ def _cell(setting: str, outcomes: Outcomes, notes: dict[str, int]) -> str:
 
 
 def _message(text: str) -> str:
-    """A message on one line; paths begin at the folder of the programs."""
-    return re.sub(r"(?:/[\w.-]+)+/benchmarks/", "benchmarks/", " ".join(text.split()))
+    """A message on one line; paths begin at the folder of the programs, or at a library."""
+    line = " ".join(text.split())
+    return re.sub(r"(?:/[\w.-]+)+?/(?:site-packages/|(?=benchmarks/))", "", line)
