@@ -28,7 +28,8 @@ _ROUNDINGS, _NO_DIGITS = 4.0, 1e-2
 @dataclass(frozen=True)
 class Outcome:
     """How a program ended in one setting: "works" or "wrong" with the largest difference to
-    `jax.jit`, "refused" with the message of a UserError, or "failed" with any other error.
+    `jax.jit`, "refused" with the message of a UserError, "failed" with any other error, or
+    "not run" where the library's own jit ends in an error.
 
     `arrays_of_rounding` have no digit that jit and the same steps without jit agree on, and are not
     compared."""
@@ -159,7 +160,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown program '{args.program}'")
     program = by_name[args.program]
     trial = program.make()
-    expected = run(trial, trial.jit(trial.step, **trial.options))
+    try:
+        expected = run(trial, trial.jit(trial.step, **trial.options))
+    except Exception as error:
+        why = f"it does not run without shardopt: {type(error).__name__}: {error}"
+        for setting in args.settings.split(","):
+            print(json.dumps(asdict(Outcome(setting, "not run", message=why))), flush=True)
+        return 0
     for setting in args.settings.split(","):
         print(json.dumps(asdict(outcome(program, setting, expected))), flush=True)
     return 0

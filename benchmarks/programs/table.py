@@ -53,7 +53,7 @@ def _totals(results: Mapping[str, Outcomes], num_programs: int) -> Iterator[str]
     yield ""
     yield "| | one stage | two stages | microbatches |"
     yield "|---|---:|---:|---:|"
-    for kind in ("works", "refused", "wrong", "failed"):
+    for kind in ("works", "refused", "wrong", "failed", "not run"):
         yield f"| {kind} | {' | '.join(str(counts[kind]) for counts in kinds)} |"
 
 
