@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from shardopt.frontend.calls.jax_internals import line_of
+from shardopt.frontend.calls.jax_internals import is_dropped, line_of
 from shardopt.support.errors import UserError
 
 _LOOKING = frozenset({"debug_callback", "debug_print", "io_callback"})
@@ -182,7 +182,7 @@ class _Flat:
                 atoms.update(zip(eqn.outvars, self.add(eqn.params["jaxpr"], inputs), strict=True))
                 continue
             for var in eqn.outvars:
-                atoms[var] = var if isinstance(var, core.DropVar) else core.Var(var.aval)
+                atoms[var] = var if is_dropped(var) else core.Var(var.aval)
             outputs = [atoms[var] for var in eqn.outvars]
             self.equations.append(eqn.replace(invars=inputs, outvars=outputs))
         return [renamed(atom) for atom in jaxpr.outvars]

@@ -1,6 +1,6 @@
 """What the front end needs of JAX that has no public name: what an array can carry besides shape
 and dtype (weak types, key types), the static arguments of a jitted function, which classes are
-arrays, and where an equation stands in the user's code.
+arrays, where an equation stands in the user's code, and which of its results nobody reads.
 
 No other file of the front end touches private parts of jax, but for the fields of `Exported` in
 `shardopt.frontend.spmd.shard`."""
@@ -22,6 +22,11 @@ def like(value: np.ndarray, aval: Any, weak_type: bool) -> jax.Array:
         return jax.random.wrap_key_data(jax.numpy.asarray(value), impl=aval.dtype._impl.name)
     array = jax.numpy.asarray(value)
     return _convert_element_type(array, weak_type=True) if weak_type else array
+
+
+def is_dropped(var: Any) -> bool:
+    """Whether nobody reads a result of an equation; `jax.extend.core` has the class since 0.10."""
+    return isinstance(var, core.DropVar)
 
 
 def register_array_like(kind: type) -> None:
