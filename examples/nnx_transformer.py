@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from rich.console import Console
@@ -79,23 +78,6 @@ def batch(step: int) -> jax.Array:
     return (first + jnp.arange(LENGTH + 1)) % VOCAB
 
 
-def follow_training(
-    plan: shardopt.Plan, model: Transformer
-) -> tuple[shardopt.Plan, dict[int, int]]:
-    """A plan of the evaluation, with the weights where the plan of training has them. The weights
-    are the first arguments of both, in the same order."""
-    graph, state = nnx.split(model)
-    weights = nnx.to_pure_dict(state)
-
-    def evaluate(weights: Any, tokens: jax.Array) -> jax.Array:
-        return loss_fn(nnx.merge(graph, weights), tokens)
-
-    count = len(jax.tree.leaves(weights))
-    exported = jax.export.export(jax.jit(evaluate, keep_unused=True))(weights, batch(0))
-    shares = {number: number for number in range(count)}
-    return shardopt.follow(plan, exported, shares, batch_args=str(count)), shares
-
-
 def train(args: argparse.Namespace, folder: Path, console: Console) -> tuple[list[Any], list[Any]]:
     """Losses of training and of evaluations, of two runs with a checkpoint between them."""
     losses, evaluated = [], []
@@ -106,17 +88,11 @@ def train(args: argparse.Namespace, folder: Path, console: Console) -> tuple[lis
     )
     model, optimizer = modules(args)
     with piped:
-        plan = piped.plan(model, optimizer, batch(0))
-        console.print(plan.table())
-        evaluation_plan, shares = follow_training(plan, model)
-        run = piped.start(model, optimizer, batch(0)).run
-        evaluation = run.attach(
-            shardopt.prepare(evaluation_plan.module), shares, quick_compile=True
-        )
+        console.print(piped.plan(model, optimizer, batch(0)).table())
+        evaluate = piped.beside(loss_fn)
         for step in range(SAVED):
             losses.append(piped(model, optimizer, batch(step)))
-            tokens = np.asarray(batch(STEPS))
-            evaluated.append(evaluation.step({len(shares): tokens})[0])
+            evaluated.append(evaluate(model, batch(STEPS)))
 
     model, optimizer = modules(args)  # of another process, say
     sharded = shardopt.parallelize(train_step, stages=1, **options)

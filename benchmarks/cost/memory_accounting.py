@@ -19,7 +19,7 @@ from pathlib import Path
 from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import write_cluster
-from shardopt.forms.sharded_form import read_cost
+from shardopt.forms.sharded_form import CostSummary, read_cost
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
@@ -65,8 +65,26 @@ def measure(
 
 def planned(path: Path, mesh: str, cluster: str, budget: str) -> dict[str, object]:
     """Plan and compile one model. Raises UserError when the budget is too small."""
+    predicted, compiled, recomputed = peaks(path, mesh, cluster, budget)
+    return {
+        "model": path.stem,
+        "mesh": mesh,
+        "budget": budget,
+        "predicted_bytes": predicted.peak_bytes,
+        "compiled_bytes": compiled,
+        "ratio": round(predicted.peak_bytes / compiled, 3),
+        "predicted_seconds": predicted.seconds,
+        "recomputed": recomputed,
+    }
+
+
+def peaks(
+    source: Path | bytes, mesh: str, cluster: str, budget: str = ""
+) -> tuple[CostSummary, int, int]:
+    """The predicted cost of a model that is planned for a mesh, the bytes of the compiled program,
+    and how many values are computed again for the budget."""
     with make_context() as context, ir.Location.unknown():
-        module = load_module(path, context)
+        module = load_module(source, context)
         run_pipeline(module, "builtin.module(shardopt-import)")
         write_cluster(module, load_cluster(cluster))
         limit = f" memory-budget={budget}" if budget else ""
@@ -76,18 +94,8 @@ def planned(path: Path, mesh: str, cluster: str, budget: str) -> dict[str, objec
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
     compiled = compiled_bytes(buffer.getvalue(), parse_mesh(mesh).size, shardy=False)
-    return {
-        "model": path.stem,
-        "mesh": mesh,
-        "budget": budget,
-        "predicted_bytes": predicted.peak_bytes,
-        "compiled_bytes": compiled,
-        "ratio": round(predicted.peak_bytes / compiled, 3),
-        "predicted_seconds": predicted.seconds,
-        "recomputed": result.statistics.get(
-            ("shardopt-choose-shardings", "mesh: rematerialized values"), 0
-        ),
-    }
+    statistic = ("shardopt-choose-shardings", "mesh: rematerialized values")
+    return predicted, compiled, result.statistics.get(statistic, 0)
 
 
 if __name__ == "__main__":

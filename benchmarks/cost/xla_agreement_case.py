@@ -138,9 +138,8 @@ def _random(problem: IntraOpProblem, seed: int) -> IntraOpProblem:
         for edge in problem.problem.edges
         if not np.isfinite(edge.cost).all()
     )
-    return replace(
-        problem, problem=replace(problem.problem.without_memory(), costs=costs, edges=edges)
-    )
+    free = replace(problem.problem.without_memory(), costs=costs, edges=edges)
+    return replace(problem, problem=free, groups=())
 
 
 def check(source: Path | bytes, case: Case, formats: Sequence[str] = FORMATS) -> Iterator[Outcome]:

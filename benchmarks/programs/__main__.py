@@ -7,7 +7,7 @@
 Every program runs in a process of its own (`benchmarks.programs.one`): three steps with one stage,
 with two, and with two stages and several microbatches, against the library's own jit. Libraries
 that are not installed are named and left out. Results that the file has are kept but for those that
-are named.
+are named, and those of the page, as it shows them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.programs.one import SETTINGS
 from benchmarks.programs.program import absent_libraries, installed_programs
-from benchmarks.programs.table import page
+from benchmarks.programs.table import page, read_page
 
 _OUT_OF_TIME = (signal.SIGXCPU, signal.SIGKILL)
 # "LIBRARY/FEATURE" -> outcomes, as `benchmarks.programs.one` prints them.
@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=int, default=180, help="seconds of the processor for one program"
     )
+    parser.add_argument("--settings", default=",".join(SETTINGS), help="of 1x1, 2x1 and 2xB")
     parser.add_argument("--jobs", type=int, default=1, help="programs at a time")
     args = parser.parse_args(argv)
     names = [f"{each.library}/{each.feature}" for each in installed_programs()]
@@ -49,31 +50,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     for library in absent:
         print(f"{library} is not installed: left out", file=sys.stderr)
     results: Results = {}
+    if args.table is not None and args.table.is_file():
+        results = read_page(args.table.read_text())
     if args.results is not None and args.results.is_file():
-        results = json.loads(args.results.read_text())
+        for name, outcomes in json.loads(args.results.read_text()).items():
+            results[name] = merged(results.get(name, []), outcomes)
     chosen = [
         name for name in names
         if (name not in results and not args.programs)
         or {name, name.split("/")[0]} & set(args.programs)
     ]  # fmt: skip
     with ThreadPoolExecutor(args.jobs) as pool:
-        rows = pool.map(lambda name: run(name, args.limit), chosen)
+        rows = pool.map(lambda name: run(name, args.limit, args.settings.split(",")), chosen)
         for name, outcomes in zip(chosen, rows, strict=True):
-            results[name] = outcomes
+            results[name] = merged(results.get(name, []), outcomes)
             summary = ", ".join(f"{each['setting']} {each['kind']}" for each in outcomes)
             print(f"{name}: {summary}", flush=True)
             if args.results is not None:
                 args.results.write_text(json.dumps(results, indent=1) + "\n")
-    ordered = {name: results[name] for name in names if name in results}
+    # Rows of libraries that are absent here stand behind: they come last in the page, too.
+    ordered = {name: results[name] for name in (*names, *results) if name in results}
+    missing = [each for each in absent if not any(row.startswith(f"{each}/") for row in ordered)]
     if args.table is not None:
-        args.table.write_text(page(ordered, len(names), absent))
+        args.table.write_text(page(ordered, len({*names, *ordered}), missing))
     return int(any(each["kind"] in ("wrong", "failed") for row in ordered.values() for each in row))
 
 
-def run(name: str, limit: int) -> list[dict[str, Any]]:
+def merged(
+    before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The outcomes of one program, where `after` has those of some settings anew."""
+    by_setting = {each["setting"]: each for each in (*before, *after)}
+    return [by_setting[setting] for setting in SETTINGS if setting in by_setting]
+
+
+def run(name: str, limit: int, settings: Sequence[str]) -> list[dict[str, Any]]:
     """The outcomes of one program; a process that ends otherwise has failed in the first setting
     that it says nothing of."""
     command = [sys.executable, "-m", "benchmarks.programs.one", name, "--limit", str(limit)]
+    command += ["--settings", ",".join(settings)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"setting"')]
@@ -82,7 +97,7 @@ def run(name: str, limit: int) -> list[dict[str, Any]]:
     end = f"not done within {limit} s" if -done.returncode in _OUT_OF_TIME else end
     return outcomes + [
         {"setting": setting, "kind": "failed", "difference": 0.0, "message": end}
-        for setting in SETTINGS[len(outcomes) :][:1]
+        for setting in settings[len(outcomes) :][:1]
     ]
 
 

@@ -82,7 +82,7 @@ def accounts(plan: Plan) -> Iterator[tuple[Account, Account]]:
         sharded = read_program(load_module(forms["transfer"], context))
         cluster = plan_cluster(plan)
         step, kinds = read_step(read_program(load_module(forms["cluster"], context)))
-        step = replace(step, merged_kernels=cluster.merges_kernels)
+        step = replace(step, fusing=cluster.fusing)
         cuts = fixed_stages(stages, step.num_layers, cluster)
         assert cuts is not None, "a finished plan leaves nothing open"
         configs = tuple(dict.fromkeys(config for _, _, config in cuts))

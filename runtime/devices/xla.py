@@ -260,7 +260,10 @@ class XlaMesh:
 
     def _layout(self, spec: TensorSpec) -> _Layout:
         if spec not in self._layouts:
-            aval = core.ShapedArray(spec.shape, numpy_dtype(spec.dtype))
+            # jax knows even tiles alone: to it, padding is a part of the array. XLA's executables
+            # take and give shards, and these are the same.
+            shape = spec.sharding.padded_shape(self.mesh, spec.shape)
+            aval = core.ShapedArray(shape, numpy_dtype(spec.dtype))
             sharding = NamedSharding(
                 self._jax_mesh, PartitionSpec(*(dim or None for dim in spec.sharding.dims))
             )

@@ -3,8 +3,10 @@ roofline."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import hypot
 
+from shardopt.cost.attention import AttentionUse, attention_seconds
 from shardopt.cost.products import Processors, Product, arithmetic_seconds
 from shardopt.hardware import profile as measured
 from shardopt.hardware.cluster import Device, HostGroup, KernelRates
@@ -90,9 +92,11 @@ def op_seconds(
     in_memory: float = 1.0,
     kernels: int = 1,
     product: Product | None = None,
+    attention: Sequence[AttentionUse] = (),
 ) -> float:
     """Seconds of one device's share of an operation, without dispatch, which a compiled call pays
-    once. Of a `product` whose sizes are not known, no less than if they were the best ones.
+    once. Of a `product` whose sizes are not known, no less than if they were the best ones. What
+    kernels of `attention` compute takes as long as in these.
 
     `bytes_accessed` is what is read and written in device memory, of which the share `in_memory`
     gets there: the rest stays inside a fused kernel. It starts `kernels` kernels. Where the device
@@ -103,6 +107,11 @@ def op_seconds(
     within 5 % of half of the products measured on an H100 (benchmarks/one_device/h100)."""
     memory = memory_seconds(device, bytes_accessed, dtype) * in_memory
     family = dtype_family(dtype)
+    rates = device.kernels.attention if device.kernels else None
+    if device.kernels is not None and rates and attention and kind in _PRODUCTS:
+        peak = peak_flops(device, dtype)
+        arithmetic = sum(attention_seconds(rates, peak, flops, use) for use in attention)
+        return kernels * device.kernels.least_seconds + hypot(arithmetic, memory)
     if device.kernels is not None and _first(device, _PRODUCTS.get(kind, (kind,)), family) is None:
         least = kernels * device.kernels.least_seconds
         if kind not in _PRODUCTS:

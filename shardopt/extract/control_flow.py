@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.manual import is_inside
 from shardopt.extract.op_graph import CHEAP_TO_CLONE, GraphReader, free_values
 from shardopt.ir.loops import BRANCHES, CONTROL_FLOW, MAX_COUNTED, UNKNOWN_TRIPS, WHILE, trip_count
 from shardopt.ir.rewriting import BARRIER, defining, identity, operations, terminator
@@ -79,10 +80,15 @@ def numbered_operations(block: ir.Block) -> list[ir.Operation]:
     return numbered
 
 
+def _planned_control_flow(root: ir.Operation) -> list[ir.Operation]:
+    """Loops and branches whose values have a choice of shardings."""
+    return [op for op in operations(root, CONTROL_FLOW) if not is_inside(op)]
+
+
 def mark_carried(root: ir.Operation) -> int:
     """Insert the identities into all loops and branches inside of `root`; how many there are."""
     count = 0
-    for op in operations(root, CONTROL_FLOW):
+    for op in _planned_control_flow(root):
         if op.name == WHILE:
             count += _mark_loop(op)
         else:
@@ -137,7 +143,7 @@ def pin_values(
     pinned: dict[ir.Value, Sharding] = {}
     # What enters a region may be the identity behind an earlier loop.
     lies = ChainMap(pinned, dict(shardings))
-    for op in operations(root, CONTROL_FLOW):
+    for op in _planned_control_flow(root):
         # Constants are made anew in every region.
         captured = [value for value in free_values(op) if _is_tensor(value) and not _is_made(value)]
         for block in (region.blocks[0] for region in op.regions):
@@ -173,11 +179,13 @@ class RegionReader(GraphReader):
     """Reads the regions of loops and branches instead of the operations themselves, which have no
     entry in `ops`.
 
-    `guessed` are the loops whose number of iterations is unknown.
+    `guessed` are the loops whose number of iterations is unknown; `fed_back` has, for each entry of
+    `loops`, the pairs of what enters a loop and what takes its place in the next iteration.
     """
 
     ties: list[tuple[int, int]] = field(default_factory=list)
     guessed: list[ir.Operation] = field(default_factory=list)
+    fed_back: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     blocks: int = 0
 
     def take_ties(self) -> list[tuple[int, int]]:
@@ -213,6 +221,8 @@ class RegionReader(GraphReader):
             yielded = self._add_block(region.blocks[0], group, repeat)
         self.trips = outer
         self.loops.append((start, len(self.ops)))
+        changed = zip(carried, yielded, strict=True)
+        self.fed_back.append(tuple((k, after) for k, after in changed if k != after))
         # `yielded` is of the body, the last region: what the condition yields is not carried.
         for before, after, result in zip(carried, yielded, loop.results, strict=True):
             self.bind(result, after)

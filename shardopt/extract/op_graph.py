@@ -11,14 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
 
 from shardopt.dialect.annotation import is_marker
+from shardopt.dialect.manual import MANUAL
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
+from shardopt.extract.element_bits import element_bits
+from shardopt.extract.manual_regions import read_island
 from shardopt.extract.op_work import read_work, work_of
 from shardopt.extract.windows import read_windows
 from shardopt.graph.op_flops import Work
@@ -45,8 +48,6 @@ _COMBINING_REGIONS = frozenset(
 CHEAP_TO_CLONE = frozenset({"stablehlo.constant", "stablehlo.iota"})
 # Custom calls that hand their operand on and only say something about it.
 _ANNOTATIONS = frozenset({"Sharding", "annotate_device_placement"})
-# What the digits of a type's name do not tell: a predicate takes a whole byte.
-_BITS = {"i1": 8, "index": 64}
 
 
 @contextmanager
@@ -73,7 +74,7 @@ def read_tensor(type_: ir.Type) -> Tensor:
     if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         raise ValueError(f"expected a ranked tensor of static shape, found {type_}")
     dtype = str(type_.element_type)
-    return Tensor(tuple(type_.shape), dtype, _element_bits(dtype) // 8)
+    return Tensor(tuple(type_.shape), dtype, element_bits(dtype) // 8)
 
 
 def find_unreadable(root: ir.Operation) -> tuple[ir.Operation, ir.Type] | None:
@@ -95,27 +96,13 @@ def _is_readable(type_: ir.Type) -> bool:
     return isinstance(tensor, ir.RankedTensorType) and tensor.has_static_shape
 
 
-@cache
-def _element_bits(text: str) -> int:
-    if text in _BITS:
-        return _BITS[text]
-    if text.startswith("complex<"):
-        return 2 * _element_bits(text[8:-1])
-    # Two characters: no element type has three digits, and those behind (`f8E4M3FN`) are no bits.
-    digits = "".join(
-        character
-        for character in text.removeprefix("b").lstrip("fuisTF")[:2]
-        if character.isdigit()
-    )
-    return max(8, int(digits or 8))
-
-
 def read_rule(op: ir.Operation) -> FactorRule | None:
     """The rule of an operation inside `sharding_rules`, or None."""
     if op.name == "stablehlo.custom_call":
         return _custom_call_rule(op)
     if _RULE in op.attributes:
-        return _parse_rule(str(op.attributes[_RULE]), op)
+        rule = _parse_rule(str(op.attributes[_RULE]), op)
+        return _with_shifts(op, rule) if op.name == "stablehlo.pad" else rule
     if op.name in CHEAP_TO_CLONE:
         return _free_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
     return None
@@ -146,6 +133,20 @@ def _parse_rule(text: str, op: ir.Operation) -> FactorRule:
             blocked=frozenset(attr.blocked_propagation_factors),
         )
     return rule
+
+
+def _with_shifts(pad: ir.Operation, rule: FactorRule) -> FactorRule:
+    """To Shardy a dimension passes through where padding leaves its extent as it is, even if it
+    adds at one end what it takes off at the other: data moves along it."""
+    names = ("edge_padding_low", "edge_padding_high", "interior_padding")
+    amounts = zip(*(ir.DenseI64ArrayAttr(pad.attributes[name]) for name in names), strict=True)
+    moved = {
+        factor
+        for dim, padding in enumerate(amounts)
+        if any(padding)
+        for factor in rule.operands[0][dim]
+    }
+    return replace(rule, permutation=rule.permutation | (moved - rule.need_replication))
 
 
 def _mapping(attr: ir.Attribute) -> tuple[tuple[int, ...], ...]:
@@ -317,6 +318,7 @@ class GraphReader:
                     windows=read_windows(op, rule),
                     transcendentals=work.transcendentals,
                     waits=self._waits([*op.operands, *free]),
+                    island=read_island(op),
                 )
             )
 
@@ -334,7 +336,7 @@ class GraphReader:
         return tuple(dict.fromkeys(t for value in values for t in self.behind.get(value, ())))
 
     def _work(self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]) -> Work:
-        if op.name in CONTROL_FLOW:
+        if op.name in CONTROL_FLOW or op.name == MANUAL:
             return read_work(op)
         shapes = tuple(self.tensors[tensor].shape for tensor in (*operands, *results))
         return work_of(op, shapes[: len(operands)], shapes[len(operands) :])

@@ -10,6 +10,7 @@ from operator import add
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from shardopt.dialect.manual import MANUAL
 from shardopt.extract.windows import convolution_windows
 from shardopt.graph.op_flops import Shape, Work, op_work
 from shardopt.ir.loops import CONTROL_FLOW, MAX_COUNTED, UNKNOWN_TRIPS, WHILE, trip_count
@@ -19,6 +20,8 @@ from shardopt.ir.rewriting import shape_of
 def read_work(op: ir.Operation) -> Work:
     """The work of one execution: of a loop that of all its iterations, of a branch that of all its
     regions, as the shard phase counts them (`shardopt.extract.control_flow`)."""
+    if op.name == MANUAL:
+        return _region_work(op.regions[0])
     if op.name in CONTROL_FLOW:
         inside = reduce(add, map(_region_work, op.regions), Work())
         return inside.times(_planned_trips(op) if op.name == WHILE else 1)

@@ -26,12 +26,10 @@ from shardopt.schedule.tasks import StageTask
 def local_bytes(type_: ir.Type, meshes: Mapping[str, Mesh]) -> int:
     """Bytes one device holds of a mesh tensor (all of it where there is no sharding yet)."""
     value = parse_mesh_tensor(type_)
-    size = read_tensor(value.tensor).size_bytes
+    tensor = read_tensor(value.tensor)
     if value.sharding is None:
-        return size
-    for count in value.sharding.tile_counts(meshes[value.mesh]):
-        size //= count
-    return size
+        return tensor.size_bytes
+    return value.sharding.local_elements(meshes[value.mesh], tensor.shape) * tensor.itemsize
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def repeated_ops(ops: Sequence[ir.Operation]) -> dict[ir.Operation, ir.Operation
     program order. `ops` are the operations of one block, in its order."""
     if not any(op.name == BARRIER for op in ops):
         return {}
-    numbering = _Numbering()
+    numbering = Numbering()
     for op in ops:
         numbering.add(op)
     return numbering.repeated
@@ -37,7 +37,7 @@ def repeated_ops(ops: Sequence[ir.Operation]) -> dict[ir.Operation, ir.Operation
 def equal_ops(ops: Sequence[ir.Operation]) -> dict[ir.Operation, ir.Operation]:
     """operation -> the first one of `ops` that computes the same, for those with which a compiler
     would merge it: not behind a barrier."""
-    numbering = _Numbering()
+    numbering = Numbering()
     for op in ops:
         numbering.add(op)
     return numbering.equal
@@ -54,7 +54,7 @@ def behind_barriers(ops: Sequence[ir.Operation]) -> set[ir.Operation]:
     return behind
 
 
-class _Numbering:
+class Numbering:
     """Equal numbers for values that are equal if barriers only hand their operands on."""
 
     def __init__(self) -> None:
@@ -67,28 +67,28 @@ class _Numbering:
     def add(self, op: ir.Operation) -> None:
         if op.name == BARRIER:
             for operand, result in zip(op.operands, op.results, strict=True):
-                self.number[result] = self._of(operand)
+                self.number[result] = self.of(operand)
             self.behind.update(op.results)
             return
         # What is not pure repeats nothing, and nothing repeats it.
-        first = self.first.setdefault(self._key(op, {}), op) if _is_pure(op) else op
+        first = self.first.setdefault(self.key(op, {}), op) if is_pure(op) else op
         is_behind = any(value in self.behind for value in reads(op))
         if first != op:
             (self.repeated if is_behind else self.equal)[op] = first
         if is_behind:
             self.behind.update(op.results)
         for result, known in zip(op.results, first.results, strict=True):
-            self.number[result] = self._of(known)
+            self.number[result] = self.of(known)
 
-    def _of(self, value: ir.Value) -> int:
+    def of(self, value: ir.Value) -> int:
         return self.number.setdefault(value, len(self.number))
 
-    def _key(self, op: ir.Operation, inner: dict[ir.Value, int]) -> Key:
+    def key(self, op: ir.Operation, inner: dict[ir.Value, int]) -> Key:
         """What an operation computes. `inner` numbers the values of the regions that it is in, from
         -1 downwards: these are equal where the regions are."""
         attributes = tuple((name, op.attributes[name]) for name in op.attributes if name != LAYER)
         # Numbers of regions begin at -1, so that none of them is false.
-        operands = tuple(inner.get(value) or self._of(value) for value in op.operands)
+        operands = tuple(inner.get(value) or self.of(value) for value in op.operands)
         types = tuple(result.type for result in op.results)
         blocks = tuple(block for region in op.regions for block in region.blocks)
         return op.name, attributes, operands, types, tuple(self._block(b, inner) for b in blocks)
@@ -98,13 +98,13 @@ class _Numbering:
             inner[argument] = -1 - len(inner)
         rows: list[Key] = [tuple(argument.type for argument in block.arguments)]
         for view in block.operations:
-            rows.append(self._key(view.operation, inner))
+            rows.append(self.key(view.operation, inner))
             for result in view.operation.results:
                 inner[result] = -1 - len(inner)
         return tuple(rows)
 
 
-def _is_pure(op: ir.Operation) -> bool:
+def is_pure(op: ir.Operation) -> bool:
     """Whether it gives the same whenever it is run."""
     if op.name == "stablehlo.rng":
         return False

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from shardopt.dialect.manual import MANUAL, is_inside, mesh_names
 from shardopt.ir.rewriting import functions, operations, symbol_name
 
 MAIN = "main"
@@ -31,6 +32,7 @@ _ALLOWED = frozenset(
         "builtin.module",
         "func.func",
         "func.return",
+        "sdy.manual_computation",
         "sdy.mesh",
         "sdy.propagation_barrier",
         "sdy.sharding_constraint",
@@ -43,7 +45,6 @@ _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 # Code for one device of a mesh: its meaning depends on a placement that is not decided yet.
 _PER_DEVICE = frozenset(
     {
-        "sdy.manual_computation",
         "stablehlo.all_gather",
         "stablehlo.all_reduce",
         "stablehlo.all_to_all",
@@ -78,9 +79,14 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     in program order."""
     yield from _of_functions(module)
     for op in operations(module.operation, outer_first=True):
-        message = _of_name(op) or _of_types(op)
+        message = ("" if _is_manual(op) else _of_name(op)) or _of_types(op)
         if message:
             yield Violation(op, message)
+
+
+def _is_manual(op: ir.Operation) -> bool:
+    """Whether an operation is written for one device, within a region that says how it lies."""
+    return op.name in (*_PER_DEVICE, "sdy.return") and is_inside(op)
 
 
 def _of_functions(module: ir.Module) -> Iterator[Violation]:
@@ -110,6 +116,11 @@ def _of_name(op: ir.Operation) -> str:
     if name in _CALLS:
         callee = ir.FlatSymbolRefAttr(op.attributes[_CALLS[name]]).value
         return f"expected no calls, found '{name}' of '@{callee}'; run shardopt-inline-calls first"
+    if name == MANUAL and any(str(each).startswith("@") for each in mesh_names(op)):
+        return (
+            f"expected the mesh of '{MANUAL}' in its attributes, found its name; run "
+            "shardopt-read-manual-regions first"
+        )
     if name in _PER_DEVICE:
         return (
             f"expected a program for all devices, found '{name}', which is code for one "

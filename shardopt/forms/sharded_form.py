@@ -24,8 +24,10 @@ from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import Traffic
 from shardopt.dialect.attributes import f64, i64
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
+from shardopt.dialect.plain_mesh import PLAIN_MESH
 from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple
 from shardopt.extract.op_graph import sharding_rules
+from shardopt.forms.device_form import errors as device_errors
 from shardopt.forms.imported_form import Violation
 from shardopt.forms.shardy_form import errors, read_mesh
 from shardopt.forms.unreduced_proof import says_unreduced, unproven
@@ -34,7 +36,9 @@ from shardopt.mesh.mesh import Mesh
 
 COST = "shardopt.cost"
 REPLICATED = "{replicated}"
+MANUAL_SHARDING = "{manual}"  # code for one device
 UNREDUCED = "{unreduced}"  # along all axes of the mesh
+_NO_FORM = "expected a sharding of the form {replicated} or {devices=[…]<=[…]}, found "
 
 # Operations that have no sharding of their own: what their regions hold and return has.
 CONTROL_FLOW = frozenset({"stablehlo.case", "stablehlo.if", "stablehlo.while"})
@@ -99,10 +103,13 @@ def regions_of(op: ir.Operation) -> list[ir.Block]:
 
 def violations(module: ir.Module) -> Iterator[Violation]:
     """All departures from the sharded form in program order: of the staged form, or of a plain
-    module annotated in GSPMD's or in Shardy's way (`shardopt.forms.shardy_form`)."""
+    module annotated in GSPMD's or in Shardy's way (`shardopt.forms.shardy_form`), or as the program
+    of one device (`shardopt.forms.device_form`)."""
     main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
     if main is None:
         yield Violation(module.operation, "expected a function '@main', found none")
+    elif PLAIN_MESH in main.attributes:
+        yield from starmap(Violation, device_errors(module, main))
     elif "topology" not in main.attributes:
         mesh = read_mesh(module)
         yield from (
@@ -254,6 +261,8 @@ def _of_ops(block: ir.Block, devices: int, mesh: Mesh | None = None) -> Iterator
 def _axes_error(text: str, shape: tuple[int, ...], mesh: Mesh | None) -> str:
     """Why a sharding does not lie along the axes of the mesh, where that is known."""
     try:
+        if mesh is not None and text == MANUAL_SHARDING:  # blocks for one device stand in no stage
+            return _NO_FORM + f"'{text}'"
         if mesh is not None:
             from_mhlo(text, len(shape), mesh).check(mesh, shape)
     except ValueError as error:
@@ -263,14 +272,11 @@ def _axes_error(text: str, shape: tuple[int, ...], mesh: Mesh | None) -> str:
 
 def _tile_error(text: str, shape: tuple[int, ...], devices: int) -> str:
     """What is wrong with one sharding of a tensor on so many devices, or nothing."""
-    if text in (REPLICATED, UNREDUCED):
+    if text in (REPLICATED, UNREDUCED, MANUAL_SHARDING):
         return ""
     match = _TILES.fullmatch(text)
     if match is None:
-        return (
-            "expected a sharding of the form {replicated} or {devices=[…]<=[…]}, found "
-            f"'{text}'"
-        )
+        return _NO_FORM + f"'{text}'"
     tiles = [int(count) for count in match["tiles"].split(",")]
     if prod(tiles) != devices:
         return f"expected a sharding over {devices} devices, found {prod(tiles)} in '{text}'"
@@ -278,10 +284,4 @@ def _tile_error(text: str, shape: tuple[int, ...], devices: int) -> str:
         del tiles[-1 - match["last"].count(",") :]
     if len(tiles) != len(shape):
         return f"expected tile counts for rank {len(shape)}, found {len(tiles)} in '{text}'"
-    for dim, (extent, count) in enumerate(zip(shape, tiles, strict=True)):
-        if extent % count:
-            return (
-                f"expected dimension {dim} of extent {extent} to divide into {count} "
-                f"tiles in '{text}'"
-            )
     return ""

@@ -11,7 +11,8 @@
 
 Only constraints bind inside a function: XLA's import drops `sdy.sharding` on operations. With every
 value constrained Shardy emits the same collectives as GSPMD does from the annotations; with the
-signature alone it chooses others."""
+signature alone it chooses others. Arguments and results with uneven tiles are padded
+(`shardopt.forms.padded_signature`)."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from shardopt.dialect.annotation import is_marker
+from shardopt.dialect.manual import MANUAL, read_region, write_region
 from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple
+from shardopt.forms.padded_signature import pad_signature
 from shardopt.forms.sharded_form import regions_of
 from shardopt.forms.shardy_form import SDY_SHARDING, needs_no_constraint
-from shardopt.ir.rewriting import defining, functions, symbol_name, terminator
+from shardopt.ir.rewriting import defining, functions, operations, symbol_name, terminator
 from shardopt.mesh.mesh import Mesh, Sharding
 
 _PARTITIONS = ("mhlo.num_partitions", "mhlo.num_replicas")
@@ -44,13 +47,18 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> None:
         for name in _PARTITIONS:
             if name in module.operation.attributes:
                 del module.operation.attributes[name]
+        for op in operations(main, (MANUAL,)):
+            region = read_region(op).on(mesh)
+            assert region is not None  # checked when its shardings were chosen
+            write_region(op, mesh.name, region)
         # A list, as constraints are inserted on the way.
         for view in list(main.regions[0].blocks[0].operations):
             _constrain(view.operation, mesh)
-        _signature(main, "arg_attrs", type_.inputs, mesh)
-        _signature(main, "res_attrs", type_.results, mesh)
+        arguments = _signature(main, "arg_attrs", type_.inputs, mesh)
+        results = _signature(main, "res_attrs", type_.results, mesh)
         # Behind the signature, whose shardings it reads.
         _mark_unreduced(main)
+        pad_signature(main, mesh, arguments, results, lambda each: sharding_attribute(each, mesh))
 
 
 def sharding_attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr:
@@ -62,20 +70,24 @@ def sharding_attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr
     return sdy.TensorShardingAttr.get(mesh.name, dims, unreduced_axes=unreduced)
 
 
-def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: Mesh) -> None:
-    """Replace the annotations of all arguments or of all results."""
+def _signature(
+    main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: Mesh
+) -> tuple[Sharding, ...]:
+    """Replace the annotations of all arguments or of all results, and return them."""
     if not len(types):
-        return
-    rows = []
+        return ()
+    rows, shardings = [], []
     for row, type_ in zip(ir.ArrayAttr(main.attributes[which]), types, strict=True):
         named = ir.DictAttr(row)
         attributes = {named[k].name: named[k].attr for k in range(len(named))}
         text = ir.StringAttr(attributes.pop(MHLO_SHARDING)).value
         sharding = from_mhlo(text, ir.RankedTensorType(type_).rank, mesh)
+        shardings.append(sharding)
         rows.append(
             ir.DictAttr.get({**attributes, SDY_SHARDING: sharding_attribute(sharding, mesh)})
         )
     main.attributes[which] = ir.ArrayAttr.get(rows)
+    return tuple(shardings)
 
 
 def _mark_unreduced(main: ir.Operation) -> None:

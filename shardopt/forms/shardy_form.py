@@ -6,7 +6,8 @@ every value.
       %0 = stablehlo.add %a, %a : tensor<8x4xf32>
       %1 = sdy.sharding_constraint %0 <@mesh, [{"x"}, {}]> : tensor<8x4xf32>
 
-Scalars, and what every reader makes for itself, have no constraint.
+Scalars, and what every reader makes for itself, have no constraint. Arguments and results are
+divided by their tiles, as Shardy would replicate them otherwise; inside, tiles may be uneven.
 """
 
 from __future__ import annotations
@@ -76,7 +77,12 @@ def errors(main: ir.Operation, mesh: Mesh) -> Iterator[tuple[ir.Operation, str]]
         try:
             shardings = signature_shardings(main, which)
             for sharding, tensor in zip(shardings, types, strict=len(shardings) > 0):
-                sharding.check(mesh, tuple(ir.RankedTensorType(tensor).shape))
+                shape = tuple(ir.RankedTensorType(tensor).shape)
+                sharding.check(mesh, shape)
+                if not sharding.is_even(mesh, shape):
+                    raise ValueError(
+                        f"expected tiles without padding, found sharding {sharding} of {tensor}"
+                    )
             if len(types) and not shardings:
                 raise ValueError(
                     f"expected '{SDY_SHARDING}' on the arguments and results of '@main', found none"

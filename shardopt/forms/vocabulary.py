@@ -31,7 +31,9 @@ from shardopt.dialect.rematerialization import REMATERIALIZE
 from shardopt.dialect.sharding import MHLO_SHARDING
 from shardopt.dialect.stages import STAGES
 from shardopt.dialect.strategy import CLONE, STRATEGY
+from shardopt.dialect.tiles import TILE
 from shardopt.forms.exported_form import MESH_SHAPE
+from shardopt.forms.frontier import FRONTIER
 from shardopt.forms.sharded_form import COST
 
 # Who writes what was in the model before the first pass.
@@ -260,7 +262,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '#sdy.mesh<["x"=2, "y"=2]>',
         "shardopt-choose-shardings",
         "On the `@main` of a module without stages, until `shardopt-annotate-shardings`: the mesh "
-        "that it is sharded over. An attribute of Shardy.",
+        "that it is sharded over. An attribute of Shardy. A program for one device keeps it, and "
+        "there device k of the mesh, in row-major order of its axes, is replica k.",
     ),
     AttributeDoc(
         MHLO_SHARDING,
@@ -286,6 +289,27 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "that one device holds of each tensor, which is the whole value for gathers and reductions "
         "and the device's share for all-to-all and permute; `communication_bytes` is their sum. "
         "`peak_bytes` is the most one device holds.",
+    ),
+    AttributeDoc(
+        TILE,
+        ("func.func",),
+        '{type = tensor<8x4xf32>, sharding = "[{x}, {}]"}',
+        "shardopt-annotate-shardings",
+        "On the arguments and results of a program for one device (`sharding-format=collectives`): "
+        "of which tensor each is the device's tile, and how that lies on `shardopt.mesh`.",
+    ),
+    AttributeDoc(
+        FRONTIER,
+        ("func.func",),
+        "{complete = true, least_bound_bytes = 640 : i64, searches = 7 : i64, points = "
+        "[{peak_bytes = 640 : i64, seconds = 5.2e-06 : f64, bound_seconds = 5.2e-06 : f64, "
+        "recomputed = 0 : i64, fastest_to_bytes = 767 : i64}]}",
+        "shardopt-choose-shardings",
+        "On the `@main` of a module without stages, where the option `frontier` asks for it: the "
+        "plans of least time at every memory budget, the smallest first. No plan within "
+        "`peak_bytes` takes less than `bound_seconds`; the plan is the fastest one at all budgets "
+        "up to `fastest_to_bytes`, without end where that is left out. No plan holds less than "
+        "`least_bound_bytes`.",
     ),
     AttributeDoc(
         CHOICES,

@@ -46,11 +46,26 @@ class View:
 
 @dataclass(frozen=True)
 class BodyOp:
-    """An op of the body: cut along the batch, or (None) at its original size."""
+    """An op of the body: cut along the batch, or (None) at its original size. Of a loop or branch
+    that carries the batch, `regions` say what runs inside of it."""
 
     op: int
     cut: Cut | None
     operands: tuple[View, ...]
+    results: tuple[View, ...]
+    regions: tuple[RegionPlan, ...] = ()
+
+
+@dataclass(frozen=True)
+class RegionPlan:
+    """A region at the size of one microbatch, in tensors of the region.
+
+    `captures` pairs what it reads of its surroundings with the same in their tensors. A view of a
+    value that is there as a whole is a slice of it."""
+
+    arguments: tuple[View, ...]
+    captures: tuple[tuple[View, View], ...]
+    body: tuple[BodyOp, ...]
     results: tuple[View, ...]
 
 
@@ -59,7 +74,7 @@ class Accumulator:
     """A value that leaves the loop: combined by `reducer`, or (when "") collected block by block
     along `view.split`.
 
-    With neither it is the value of the only iteration.
+    With neither it is the value of the last iteration, which is that of every one.
     """
 
     view: View

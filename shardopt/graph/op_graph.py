@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
+from shardopt.graph.microbatching import Splat
 from shardopt.graph.op_flops import Work
 from shardopt.graph.windows import Window
 
@@ -62,6 +63,22 @@ class Tensor:
         return prod(self.shape) * self.itemsize
 
 
+Dims = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Island:
+    """A region that is written for one device of a mesh with these axes (name, size): its operands
+    and results lie in one way only, by the axes that split each dimension.
+
+    `steps` are its collectives: (kind, axes, bytes, executions)."""
+
+    axes: tuple[tuple[str, int], ...]
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    steps: tuple[tuple[str, tuple[str, ...], int, int], ...]
+
+
 @dataclass(frozen=True)
 class Op:
     """One operation on tensors, given by their indices in `OpGraph.tensors`.
@@ -73,7 +90,9 @@ class Op:
     what moves along the permutation factors of the rule, where that is known. `flops` and
     `transcendentals` are the work of one execution (`shardopt.graph.op_flops`). `waits` are the
     values that came through a barrier together with an operand: the operation runs behind those
-    that make them, and is not fused with any."""
+    that make them, and is not fused with any. `regions` are those of a loop (condition, body) or
+    branch, for readers that look into them. An `island` has but one way to be split; its work is
+    that of one device."""
 
     name: str
     operands: tuple[int, ...]
@@ -89,6 +108,8 @@ class Op:
     windows: tuple[Window, ...] = ()
     transcendentals: float = 0.0
     waits: tuple[int, ...] = ()
+    regions: tuple[Region, ...] = ()
+    island: Island | None = None
 
     @property
     def weighted_flops(self) -> float:
@@ -162,6 +183,40 @@ class OpGraph:
         return frozenset(tensor for op in self.ops for tensor in op.waits)
 
     @cached_property
+    def handed_on(self) -> Mapping[int, int]:
+        """For the result of each marker its operand: one value and one memory, as long as the two
+        have one sharding.
+
+        Not so where a value enters the buffer of a loop or branch, which it shares with others, or
+        waits at a barrier."""
+        handed: dict[int, int] = {}
+        for op in self.ops:
+            if op.name != MARKER or op.waits or op.results[0] in self.carried:
+                continue
+            blocks = {self.ops[reader].block for reader in self._consumers[op.results[0]]}
+            # What a region yields is read outside of it, or by nobody.
+            if not op.block or blocks == {op.block}:
+                handed[op.results[0]] = op.operands[0]
+        return handed
+
+    @cached_property
+    def without_markers(self) -> OpGraph:
+        """The graph in which nobody reads what a marker hands on: its readers have the operand.
+        Tensors and operations keep their numbers."""
+        if not self.handed_on:
+            return self
+        names: dict[int, int] = {}
+        ops = []
+        for op in self.ops:
+            if op.name == MARKER and op.results[0] in self.handed_on:
+                names[op.results[0]] = names.get(op.operands[0], op.operands[0])
+                ops.append(replace(op, operands=(), rule=None))
+            else:
+                ops.append(op.renamed(names) if names else op)
+        outputs = tuple(names.get(tensor, tensor) for tensor in self.outputs)
+        return replace(self, ops=tuple(ops), outputs=outputs)
+
+    @cached_property
     def _producers(self) -> tuple[int, ...]:
         producer_of = [-1] * len(self.tensors)
         for index, op in enumerate(self.ops):
@@ -176,3 +231,22 @@ class OpGraph:
             for operand in dict.fromkeys(op.operands):
                 consumers_of[operand].append(index)
         return tuple(map(tuple, consumers_of))
+
+
+@dataclass(frozen=True)
+class Region:
+    """A region of a loop or branch, as a graph with tensors of its own that returns its outputs.
+
+    Tensors 0, 1, … are the `arguments` of its block; behind them stand the values that the
+    operation captures, in the order in which they follow its `direct` operands. `splats` are
+    constants whose elements are all equal."""
+
+    graph: OpGraph
+    arguments: int
+    direct: int
+    splats: Mapping[int, Splat] = field(default_factory=dict, compare=False)
+
+    def operand(self, tensor: int) -> int:
+        """Which operand of the operation a tensor that comes from outside is: of a loop, an
+        argument of its body is what enters it."""
+        return tensor if tensor < self.arguments else self.direct + tensor - self.arguments

@@ -10,8 +10,12 @@ other, and a later one carries the borders of the earlier ones along."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+
+from shardopt.graph.far_borders import far_exchanges
+from shardopt.mesh.splits import may_split, tile_extent
 
 
 @dataclass(frozen=True)
@@ -61,53 +65,83 @@ def fits(window: Window, tiles: int) -> bool:
     """Whether the dimension can be split so, with borders that are cheaper to fetch than the
     whole."""
     split = window.size if window.contracted else window.target
-    if window.source % tiles or split % tiles:
+    if window.spacing > 1 and window.low < 0:  # a check of XLA's fails and ends the process
         return False
-    return window.mirrored or sum(halo(window, tiles)) + window.source // tiles < window.source
+    if not (may_split(window.source, tiles) and may_split(split, tiles)):
+        return False
+    tile = tile_extent(window.source, tiles)
+    return window.mirrored or sum(exchanges(window, tiles)) + tile < window.source
 
 
+@cache
 def exchanges(window: Window, tiles: int) -> tuple[int, ...]:
     """Elements along the dimension that each permute brings to a device; nothing where no window
     crosses a border."""
-    tile = window.source // tiles
+    tile = tile_extent(window.source, tiles)
     if window.mirrored:
-        return (tile,)
-    sizes: list[int] = []
-    for rest in halo(window, tiles):
-        while rest > 0:
-            sizes.append(min(rest, tile))
-            rest -= tile
-    return tuple(sizes)
+        # The padding is at the wrong end first; then each tile goes to the device opposite.
+        return (*_in_tiles(tile * tiles - window.source, tile), tile)
+    if is_far(window, tiles):
+        return far_exchanges(_spans(window, tiles), tile, window.source)
+    left, right = reaches(window, tiles)
+    # What lies between the tile and the nearest that any device needs stays where it is.
+    return (*_in_tiles(left, tile, -right - tile), *_in_tiles(right, tile, -left - tile))
+
+
+def _in_tiles(count: int, tile: int, unused: int = 0) -> Iterator[int]:
+    """`count` elements beside a tile, neighbour by neighbour, without the nearest `unused`."""
+    for before in range(0, count, tile):
+        size = min(count - before, tile) - max(unused - before, 0)
+        if size > 0:
+            yield size
+
+
+def is_far(window: Window, tiles: int) -> bool:
+    """Whether devices need little, and from far away: then it is fetched from where it is, and not
+    with all that lies between."""
+    if window.spacing > 1 or window.contracted:
+        return False
+    longest = max(last - first + 1 for first, last in _spans(window, tiles))
+    return max(_reach(window, tiles, 0)) > 2 * longest
 
 
 def halo(window: Window, tiles: int) -> tuple[int, int]:
     """Elements that a device needs from before and from behind its tile: the most of all devices
     but the first, and of all but the last."""
-    spans = [_span(window, tiles, device) for device in range(tiles)]
-    tile = window.source // tiles
-    left = max(
-        (device * tile - first for device, (first, _) in enumerate(spans) if device), default=0
-    )
-    right = max(
-        (last - (device + 1) * tile + 1 for device, (_, last) in enumerate(spans[:-1])), default=0
-    )
+    left, right = reaches(window, tiles)
     return max(left, 0), max(right, 0)
+
+
+def reaches(window: Window, tiles: int) -> tuple[int, int]:
+    """As `halo`, but negative where none needs as much as its own tile."""
+    return _reach(window, tiles, 1)
+
+
+def _reach(window: Window, tiles: int, ends: int) -> tuple[int, int]:
+    """How far devices reach to the left and to the right of their tiles at most; of those at the
+    ends, so many do not count."""
+    tile = tile_extent(window.source, tiles)
+    spans = list(enumerate(_spans(window, tiles)))
+    left = (device * tile - first for device, (first, _) in spans[ends:])
+    right = (last + 1 - (device + 1) * tile for device, (_, last) in spans[: tiles - ends])
+    return max(left, default=0), max(right, default=0)
 
 
 def reach(window: Window, tiles: int) -> int:
     """Elements along the dimension that a device holds when its borders have come."""
     if window.mirrored:
-        return window.source // tiles
-    return max(
-        last - first + 1
-        for first, last in (_span(window, tiles, device) for device in range(tiles))
-    )
+        return tile_extent(window.source, tiles)
+    return max(last - first + 1 for first, last in _spans(window, tiles))
+
+
+def _spans(window: Window, tiles: int) -> tuple[tuple[int, int], ...]:
+    return tuple(_span(window, tiles, device) for device in range(tiles))
 
 
 def _span(window: Window, tiles: int, device: int) -> tuple[int, int]:
     """The first and the last element of the operand that a device reads."""
     if window.contracted:
-        share = window.size // tiles
+        share = tile_extent(window.size, tiles)
         first = device * share * window.dilation - window.low
         last = (
             ((device + 1) * share - 1) * window.dilation
@@ -115,7 +149,7 @@ def _span(window: Window, tiles: int, device: int) -> tuple[int, int]:
             - window.low
         )
     else:
-        share = window.target // tiles
+        share = tile_extent(window.target, tiles)
         first = device * share * window.stride - window.low
         last = (
             ((device + 1) * share - 1) * window.stride

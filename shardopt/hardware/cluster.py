@@ -21,7 +21,42 @@ from shardopt.mesh.mesh import Mesh
 
 # Generations of GPUs for which NCCL has constants of its own (`shardopt.cost.nccl`).
 NCCL_GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
+# Of computing while collectives run beside it: the mean over GPT and LLaMA models on four A100,
+# H100, MI210 and MI250 (Lee et al., arXiv 2507.03114, abstract).
+_OVERLAP_SLOWDOWN = 1.189
+# Platforms whose compiler planners know by rules of their own (`sharding.compilers.host`).
+PLATFORMS = ("cpu",)
 DTYPE_FAMILIES = ("f64", "f32", "bf16", "f16", "f8", "i8")
+
+
+@dataclass(frozen=True)
+class AttentionRate:
+    """Attention in one kernel forward and one backward (`shardopt.cost.attention`), with heads of
+    `head` numbers.
+
+    `forward` and `backward` are the shares of `Device.peak_flops` that their products reach over
+    long sequences, counting none that a mask hides. A block of queries takes as long as if it saw
+    so many keys more (`forward_fill`, `backward_fill`)."""
+
+    head: int
+    forward: float
+    backward: float
+    forward_fill: float
+    backward_fill: float
+
+
+@dataclass(frozen=True)
+class Fusing:
+    """What of a program becomes one kernel beside what any compiler fuses: kernels over the same
+    elements (`merged`), and attention with its softmax (`attention`). `for_hosts`: memory is that
+    of programs by XLA's backend for hosts (`shardopt.solve.sharding.compilers.host`)."""
+
+    merged: bool = False
+    attention: bool = False
+    for_hosts: bool = False
+
+
+UNFUSED = Fusing()
 
 
 @dataclass(frozen=True)
@@ -38,7 +73,10 @@ class KernelRates:
     Smaller products reach less (`shardopt.cost.products`): on a GPU with so many `cores`
     (multiprocessors), of which each computes one tile at a time, or on a systolic array of side
     `matrix_unit`; None where that is not modelled. Products whose rows do not fill words of 16
-    bytes reach the share `unaligned` of what others do."""
+    bytes reach the share `unaligned` of what others do.
+
+    `attention` are the rates of fused attention, by head size; None where programs write the scores
+    of attention to memory, as XLA's do unless they call a library for it."""
 
     products: Mapping[str, float] = field(hash=False)
     convolutions: float
@@ -48,13 +86,15 @@ class KernelRates:
     cores: int | None = None
     matrix_unit: int | None = None
     unaligned: float = 1.0
+    attention: tuple[AttentionRate, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Device:
     """One accelerator: peak FLOP/s by dtype family (`f32` always present), memory in bytes and
-    bytes/s, how close kernels come to these rates, if that is known, and what was measured on such
-    devices, if anything was (`with_profile`)."""
+    bytes/s, how close kernels come to these rates, if that is known, what was measured on such
+    devices, if anything was (`with_profile`), and the platform for which XLA compiles, if planners
+    have rules for it."""
 
     name: str
     # A dict has no hash; equal devices still hash equally.
@@ -64,6 +104,14 @@ class Device:
     # Plan files hold hashes of the text without it.
     kernels: KernelRates | None = field(default=None, repr=False)
     profile: Profile | None = None
+    platform: str | None = field(default=None, repr=False)
+
+    @property
+    def fusing(self) -> Fusing:
+        kernels, for_hosts = self.kernels, self.platform == "cpu"
+        if kernels is None:
+            return Fusing(for_hosts=for_hosts)
+        return Fusing(kernels.merged, kernels.attention is not None, for_hosts)
 
 
 @dataclass(frozen=True)
@@ -106,6 +154,15 @@ class HostGroup:
     @property
     def num_devices(self) -> int:
         return self.hosts * self.devices_per_host
+
+    @property
+    def overlap_share(self) -> float:
+        """How many seconds computing gets on in a second of collectives beside it, 0 where these
+        run one after the other. Those of GPUs run on the cores that compute, and share their
+        memory."""
+        kernels = self.device.kernels
+        on_cores = self.nccl is not None or (kernels is not None and kernels.cores is not None)
+        return float(bool(self.overlap)) / (_OVERLAP_SLOWDOWN if on_cores else 1.0)
 
     def __str__(self) -> str:
         return f"{self.name}:{self.hosts}x{self.devices_per_host}"
@@ -159,11 +216,13 @@ class Cluster:
         return (0, *accumulate(group.num_devices for group in self.groups))
 
     @property
-    def merges_kernels(self) -> bool:
-        """Whether kernels are merged on the devices of all groups."""
-        return all(
-            group.device.kernels is not None and group.device.kernels.merged
-            for group in self.groups
+    def fusing(self) -> Fusing:
+        """What is fused on the devices of all groups."""
+        each = [group.device.fusing for group in self.groups]
+        return Fusing(
+            all(f.merged for f in each),
+            all(f.attention for f in each),
+            all(f.for_hosts for f in each),
         )
 
     @cached_property

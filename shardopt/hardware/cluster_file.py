@@ -22,6 +22,8 @@ from typing import Any
 from shardopt.hardware.cluster import (
     DTYPE_FAMILIES,
     NCCL_GENERATIONS,
+    PLATFORMS,
+    AttentionRate,
     Cluster,
     Device,
     GroupLink,
@@ -49,6 +51,16 @@ LINK = Record(
     {
         "latency_seconds": Field(NOT_NEGATIVE, "seconds of an empty message"),
         "bandwidth_bytes_per_second": Field(POSITIVE, "bytes/s in one direction"),
+    },
+)
+ATTENTION = Record(
+    AttentionRate,
+    {
+        "head": Field(COUNT, "numbers of one key"),
+        "forward": Field(SHARE, "share of peak_flops that products reach forward"),
+        "backward": Field(SHARE, "share of peak_flops that products reach backward"),
+        "forward_fill": Field(NOT_NEGATIVE, "keys that take as long as a block's begin and end"),
+        "backward_fill": Field(NOT_NEGATIVE, "the same, backward"),
     },
 )
 KERNELS = Record(
@@ -81,6 +93,12 @@ KERNELS = Record(
             "share of that rate that products reach whose rows do not fill words of 16 bytes",
             1.0,
         ),
+        "attention": Field(
+            Nullable(Items(ATTENTION, least=1)),
+            "rates of attention that never writes its scores, by head size; left out: programs "
+            "write them",
+            None,
+        ),
     },
 )
 DEVICE = Record(
@@ -97,6 +115,12 @@ DEVICE = Record(
         "kernels": Field(
             Nullable(KERNELS),
             "how close kernels come to these rates; left out: products to 60 %, memory to all",
+            None,
+        ),
+        "platform": Field(
+            Nullable(Text(choices=PLATFORMS)),
+            "the platform for which XLA compiles, where planners have rules of their own for what "
+            "lies in memory; left out: those of accelerators",
             None,
         ),
     },

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from jaxlib.mlir import ir
 
-from shardopt.ir.jax_versions import location_kind
+from shardopt.ir.jax_versions import location_kind, with_class
 from shardopt.support.errors import UserError
 
 Severity: TypeAlias = Literal["error", "warning", "remark", "note"]
@@ -98,6 +98,7 @@ def position_of(where: Located) -> Position:
 
 
 def _resolve(location: Any) -> Position:  # which class has the members differs by version
+    location = with_class(location)
     kind = location_kind(location)
     if kind == "file":
         return Position(location.filename, location.start_line, location.start_col)

@@ -60,3 +60,10 @@ def location_kind(location: ir.Location) -> LocationKind:
         return by_class
     kinds: tuple[LocationKind, ...] = ("file", "name", "callsite", "fused")
     return next((kind for kind in kinds if getattr(location, f"is_a_{kind}")()), "")
+
+
+def with_class(location: ir.Location) -> ir.Location:
+    """The location as one of its class. Those of diagnostics have none in 0.10.1."""
+    if type(location) is not ir.Location or hasattr(location, "is_a_file"):
+        return location
+    return ir.Location.from_attr(location.attr, location.context)

@@ -61,6 +61,24 @@ def trip_count(loop: ir.Operation, limit: int) -> int | None:
     return limit + 1
 
 
+def scalar_values(loop: ir.Operation, count: int) -> dict[int, tuple[int, ...]]:
+    """What carried integer scalars are in each of `count` iterations, and behind the last, by
+    position; of those that this can be told of."""
+    body = loop.regions[1].blocks[0]
+    yielded = list(terminator(body).operands)
+    state = {k: evaluate(operand) for k, operand in enumerate(loop.operands)}
+    values = {k: [number] for k, number in state.items() if number is not None}
+    for _ in range(count):
+        bound = {body.arguments[k]: numbers[-1] for k, numbers in values.items()}
+        later = {k: evaluate(yielded[k], bound) for k in values}
+        values = {
+            k: [*numbers, number]
+            for k, numbers in values.items()
+            if (number := later[k]) is not None
+        }
+    return {k: tuple(numbers) for k, numbers in values.items()}
+
+
 def _counters(stop: ir.Value, yielded: Sequence[ir.Value], blocks: Sequence[ir.Block]) -> list[int]:
     """Positions of the carried scalars that decide when the loop stops, directly or through other
     ones."""

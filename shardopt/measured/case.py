@@ -6,7 +6,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from shardopt.hardware.cluster import HostGroup
+from shardopt.hardware.cluster import Cluster, HostGroup
+from shardopt.hardware.cluster_file import describe
+from shardopt.measured.frameworks import framework_of
 from shardopt.measured.layout import RowLayout, layout_of
 from shardopt.measured.machines import machine_of
 from shardopt.measured.rows import Row
@@ -21,12 +23,13 @@ _PRECISIONS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "fp8": "bf16"}
 @dataclass(frozen=True)
 class Case:
     """A row that can be planned. `spec.batch` is the batch of one step; `float8` takes products
-    with weights in 8 bits, and all else in `dtype`."""
+    with weights in 8 bits, and all else in `dtype`; `drops` drops activations out."""
 
     row: Row
     spec: Spec
     dtype: str
     float8: bool
+    drops: bool
     machine: HostGroup
     layout: RowLayout
 
@@ -35,16 +38,18 @@ class Case:
         """Equal for cases that may differ in no more than layers, batch and number of meshes, and
         so share what is planned for them."""
         shape, layout = replace(self.spec, layers=0, batch=0), self.layout
+        machine = repr(describe(Cluster(self.machine.name, (self.machine,))))
         plan = (layout.shape, layout.intra_op, layout.recomputation, layout.microbatch)
-        numbers = (self.dtype, self.float8)
-        return repr((shape, *numbers, self.machine.name, plan, min(layout.stages, 3)))
+        numbers = (self.dtype, self.float8, self.drops)
+        return repr((shape, *numbers, machine, plan, min(layout.stages, 3)))
 
 
 def case_of(row: Row) -> Case:
     """Raises InexpressibleRow with what the row does not state, or what plans cannot say."""
     precision = _precision(row.precision)
-    layout = layout_of(row)
-    machine = machine_of(row)
+    framework = framework_of(row)
+    layout = layout_of(row, framework.selective)
+    machine = machine_of(row, framework)
     if layout.width > machine.devices_per_host and layout.width % machine.devices_per_host:
         raise InexpressibleRow(
             f"a stage of {layout.width} devices on hosts of {machine.devices_per_host}: stages "
@@ -58,7 +63,8 @@ def case_of(row: Row) -> Case:
         )
     if isinstance(spec, ResnetSpec):
         _check_resnet(precision, layout)
-    return Case(row, spec, _PRECISIONS[precision], precision == "fp8", machine, layout)
+    dtype, float8 = _PRECISIONS[precision], precision == "fp8"
+    return Case(row, spec, dtype, float8, framework.drops, machine, layout)
 
 
 def _precision(text: str) -> str:

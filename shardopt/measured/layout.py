@@ -71,8 +71,9 @@ class RowLayout:
         return self.batch // (self.replicas * self.microbatch)
 
 
-def layout_of(row: Row) -> RowLayout:
-    """Raises InexpressibleRow with what the row does not state, or what plans cannot say."""
+def layout_of(row: Row, selective: Recomputed = "attention") -> RowLayout:
+    """`selective` is what the framework calls so. Raises InexpressibleRow with what the row does
+    not state, or what plans cannot say."""
     if row.devices is None or row.gbs is None:
         raise InexpressibleRow("states no number of devices or no global batch")
     if (row.cp or 1) > 1:
@@ -92,7 +93,7 @@ def layout_of(row: Row) -> RowLayout:
             f"a batch of {row.gbs} is no multiple of {replicas} replicas of "
             f"{microbatch or 1} examples"
         )
-    recomputation = _recomputation(row.recompute)
+    recomputation = _recomputation(row.recompute, selective)
     return RowLayout(
         shape, replicas, pp, vpp, intra_op, _schedule(row, vpp), recomputation, microbatch, row.gbs
     )
@@ -130,10 +131,15 @@ def _axes(row: Row) -> tuple[tuple[int, int], int, str]:
     if experts > 1:
         return (row.dp // experts, experts), row.dp, f"expert{suffix}"
     if row.tp > 1:
-        split = "sequence" if "sequence parallel" in row.recompute else "megatron"
+        split = "sequence" if _splits_sequence(row) else "megatron"
         return (row.dp, row.tp), row.dp, f"{split}{suffix}"
     alone = "replicate" if row.dp == 1 else "data"
     return (row.dp, 1), row.dp, f"zero{stage}" if stage else alone
+
+
+def _splits_sequence(row: Row) -> bool:
+    """Megatron-LM's arguments.py takes tp-comm-overlap together with sequence parallelism only."""
+    return "sequence parallel" in row.recompute or "tp-comm-overlap" in row.note
 
 
 def _schedule(row: Row, vpp: int) -> str:
@@ -148,7 +154,7 @@ def _schedule(row: Row, vpp: int) -> str:
     return name
 
 
-def _recomputation(text: str) -> RowRecomputation | None:
+def _recomputation(text: str, selective: Recomputed) -> RowRecomputation | None:
     """Frameworks call it full when they keep the input of every layer, and selective when they
     compute attention again; or, operation by operation, all but products."""
     plain = text.partition("+")[0].strip()
@@ -158,7 +164,9 @@ def _recomputation(text: str) -> RowRecomputation | None:
         return RowRecomputation(layers=True)
     if plain.startswith("selective per op"):
         return RowRecomputation(within="all-but-products")
-    if plain in ("selective", "selective (attention)"):
+    if plain == "selective":
+        return RowRecomputation(within=selective)
+    if plain == "selective (attention)":
         return RowRecomputation(within="attention")
     if plain == "none":
         return RowRecomputation()

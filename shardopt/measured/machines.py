@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from shardopt.hardware.cluster import HostGroup
 from shardopt.hardware.cluster_file import load_cluster
+from shardopt.measured.frameworks import Framework, attention_rates
 from shardopt.measured.rows import Row
 from shardopt.measured.unstated import InexpressibleRow
 
@@ -39,11 +40,16 @@ def preset_of(hardware: str) -> str:
     raise InexpressibleRow(f"no preset for '{hardware}'")
 
 
-def machine_of(row: Row) -> HostGroup:
-    """One host of the machine. Raises InexpressibleRow for a device without a preset."""
-    name = row.hardware.lower()
-    group = load_cluster(preset_of(row.hardware)).groups[0]
+def machine_of(row: Row, framework: Framework) -> HostGroup:
+    """One host of the machine, with the kernels of the framework. Raises InexpressibleRow for a
+    device without a preset."""
+    name, preset = row.hardware.lower(), preset_of(row.hardware)
+    group = load_cluster(preset).groups[0]
     device = group.device
+    if device.kernels is not None:
+        rates = attention_rates(framework.attention, preset, device.kernels)
+        merged = device.kernels.merged and framework.merges
+        device = replace(device, kernels=replace(device.kernels, merged=merged, attention=rates))
     if stated := re.search(r"(\d+) ?gb\b", name):
         device = replace(device, memory_bytes=_memory(device.memory_bytes, int(stated[1])))
     if stated := re.search(r"([\d.]+) ?tb/s", name):
@@ -55,9 +61,15 @@ def machine_of(row: Row) -> HostGroup:
         group,
         device=device,
         inter_host=inter,
-        overlap=True if _OVERLAPS.search(row.note) else group.overlap,
+        overlap=_overlaps(row, framework, group),
         devices_per_host=row.devices_per_host or group.devices_per_host,
     )
+
+
+def _overlaps(row: Row, framework: Framework, group: HostGroup) -> bool | None:
+    if _OVERLAPS.search(row.note):
+        return True
+    return group.overlap if framework.overlaps is None else framework.overlaps
 
 
 def _memory(preset_bytes: int, stated: int) -> int:

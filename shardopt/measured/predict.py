@@ -120,7 +120,7 @@ def _short(
     return ShortCase(
         spec=spec,
         dtype=case.dtype,
-        how=Computing(case.float8, recomputation.within, layout.splits_optimizer_alone),
+        how=Computing(case.float8, recomputation.within, layout.splits_optimizer_alone, case.drops),
         machine=case.machine,
         stages=stages,
         shape=layout.shape,

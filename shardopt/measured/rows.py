@@ -24,8 +24,9 @@ class Row:
     """One measured configuration; `None` and the empty text are what the source does not state.
 
     `mbs` are the examples of a microbatch on one replica, `gbs` those of a step. `intra_GBps` is
-    one direction of one device's links, `inter_Gbps_per_host` all NICs of a host. `step_s`,
-    `tflops_dev` and `mem_GiB` were measured."""
+    one direction of one device's links, `inter_Gbps_per_host` all NICs of a host. `attention` names
+    the library whose kernels compute attention; by default, what the framework of the `source` has
+    (`shardopt.measured.frameworks`). `step_s`, `tflops_dev` and `mem_GiB` were measured."""
 
     id: str
     group: str
@@ -37,6 +38,8 @@ class Row:
     schedule: str
     tflops_def: str
     note: str
+    source: str
+    attention: str
     devices: int | None
     devices_per_host: int | None
     layers: int | None

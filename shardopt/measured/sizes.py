@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardopt.measured.rows import Row
 from shardopt.measured.unstated import InexpressibleRow
 from shardopt.models.specs import GptSpec, LlamaSpec, MoeSpec, ResnetSpec, Spec
@@ -11,6 +13,10 @@ _CHANNEL_STEP = 32
 _MOST_CHANNELS = 1024
 # A size is taken for that of a model if it is as close as that; published sizes have three digits.
 _TOLERANCE = 0.01
+# Heads of another size than hidden / heads are looked for where parameters differ by more than
+# published numbers are rounded.
+_OTHER_HEADS = 0.05
+_HEAD_SIZES = (64, 128, 256)
 
 
 def spec_of(row: Row) -> Spec:
@@ -31,7 +37,7 @@ def spec_of(row: Row) -> Spec:
         if row.ffn is None:
             raise InexpressibleRow("states no ffn")
         kv_heads = row.kv_heads or heads
-        return LlamaSpec(
+        plain = LlamaSpec(
             hidden=hidden,
             layers=layers,
             heads=heads,
@@ -41,6 +47,7 @@ def spec_of(row: Row) -> Spec:
             vocab=vocab,
             batch=row.gbs,
         )
+        return replace(plain, head=_head_size(plain, row.params_B))
     width = (row.ffn or 4 * hidden) // hidden
     if width * hidden != (row.ffn or 4 * hidden):
         raise InexpressibleRow(f"ffn {row.ffn} is no multiple of the hidden size {hidden}")
@@ -70,6 +77,16 @@ def spec_of(row: Row) -> Spec:
         batch=row.gbs,
         tied="tied" in arch,
         width=width,
+    )
+
+
+def _head_size(spec: LlamaSpec, params_B: float | None) -> int:
+    """0 for that of `spec`, or the power of two that the stated parameters need."""
+    sizes = (spec.head_size, *(size for size in _HEAD_SIZES if size != spec.head_size))
+    if params_B is None or abs(spec.parameters / (1e9 * params_B) - 1) < _OTHER_HEADS:
+        return 0
+    return min(
+        sizes, key=lambda size: abs(replace(spec, head=size).parameters / (1e9 * params_B) - 1)
     )
 
 

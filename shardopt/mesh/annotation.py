@@ -78,11 +78,6 @@ class Annotation:
         """Why no sharding of a tensor of this shape on the mesh can agree; empty when one may."""
         if len(shape) != self.rank:
             return f"it has rank {self.rank}, the tensor {_shape(shape)} has rank {len(shape)}"
-        sizes = dict(self.axes)
-        for dim, (extent, axes) in enumerate(zip(shape, self.dims, strict=True)):
-            tiles = prod(sizes[axis] for axis in axes)
-            if extent % tiles:
-                return f"dimension {dim} of extent {extent} does not divide into {tiles} tiles"
         if self.splits and self.num_devices != mesh.size:
             return f"it is over {self.num_devices} devices, mesh {mesh} has {mesh.size}"
         return ""

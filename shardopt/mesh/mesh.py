@@ -9,19 +9,20 @@ them into the IR."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 import numpy as np
 
+from shardopt.mesh.splits import tile_extent
 from shardopt.support.errors import UserError
 
 # The mesh of a module without stages (`jax.export` looks for a Shardy mesh of this very name), and
 # its axes, slowest first.
 MESH_NAME = "mesh"
-AXIS_NAMES = ("x", "y", "z")
+AXIS_NAMES = ("x", "y", "z", "u")
 
 
 @dataclass(frozen=True)
@@ -107,20 +108,15 @@ class Sharding:
         """Number of tiles along each dimension."""
         return tuple(prod(mesh.axis_size(axis) for axis in dim) for dim in self.dims)
 
-    def check(self, mesh: Mesh, shape: tuple[int, ...]) -> None:
-        """Raise ValueError unless the sharding fits `shape` on `mesh` (`check_axes`) and divides it
-        evenly, as values between programs must be."""
-        self.check_axes(mesh, shape)
-        for dim, (extent, tiles) in enumerate(zip(shape, self.tile_counts(mesh), strict=True)):
-            if extent % tiles:
-                raise ValueError(
-                    f"sharding {self}: dimension {dim} of extent {extent} is not divisible "
-                    f"into {tiles} tiles"
-                )
+    def is_even(self, mesh: Mesh, shape: tuple[int, ...]) -> bool:
+        """Whether all tiles are equal and full, as `jax` demands of arguments and results."""
+        return not any(
+            extent % tiles for extent, tiles in zip(shape, self.tile_counts(mesh), strict=True)
+        )
 
-    def check_axes(self, mesh: Mesh, shape: tuple[int, ...]) -> None:
+    def check(self, mesh: Mesh, shape: tuple[int, ...]) -> None:
         """Raise ValueError unless rank and axes fit: known axes, each once, and unreduced axes in
-        the order of the mesh."""
+        the order of the mesh. Tiles may be uneven."""
         if len(shape) != self.rank:
             raise ValueError(
                 f"sharding {self} has rank {self.rank}, the tensor has rank {len(shape)}"
@@ -142,8 +138,20 @@ class Sharding:
         """The shape of every device's buffer. Where tiles are uneven it is that of the largest one,
         as in XLA: smaller tiles stand at its start, and the rest is padding."""
         return tuple(
-            -(-extent // tiles) for extent, tiles in zip(shape, self.tile_counts(mesh), strict=True)
+            tile_extent(extent, tiles)
+            for extent, tiles in zip(shape, self.tile_counts(mesh), strict=True)
         )
+
+    def padded_shape(self, mesh: Mesh, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that all tiles make up together, with their padding."""
+        return tuple(
+            tile_extent(extent, tiles) * tiles
+            for extent, tiles in zip(shape, self.tile_counts(mesh), strict=True)
+        )
+
+    def local_elements(self, mesh: Mesh, shape: tuple[int, ...]) -> int:
+        """Elements of every device's buffer, padding included."""
+        return prod(self.local_shape(mesh, shape))
 
     def tile_numbers(self, mesh: Mesh) -> np.ndarray:
         """Which tile of each dimension a device holds: int64 `[devices, rank]`, in the order of
@@ -163,7 +171,7 @@ class Sharding:
 
         Tiles that do not come out even are as XLA cuts them: all have the extent of `local_shape`,
         except that those at the end stop where the tensor does, and may hold nothing."""
-        self.check_axes(mesh, shape)
+        self.check(mesh, shape)
         local = np.array(self.local_shape(mesh, shape), dtype=np.int64)
         starts = self.tile_numbers(mesh) * local
         slices = np.stack([starts, starts + local], axis=-1)
@@ -181,6 +189,15 @@ def _braced(axes: tuple[str, ...]) -> str:
     return "{" + ", ".join(f'"{axis}"' for axis in axes) + "}"
 
 
+def matching_axes(axes: Sequence[tuple[str, int]], mesh: Mesh) -> dict[str, str] | None:
+    """The axes of `mesh` in the place of `axes` (name, size) of another mesh of the same devices:
+    those of more than one device, in order. None where their sizes differ."""
+    ours, theirs = ([axis for axis in each if axis[1] > 1] for each in (mesh.axes, axes))
+    if [size for _, size in ours] != [size for _, size in theirs]:
+        return None
+    return {old: new for (old, _), (new, _) in zip(theirs, ours, strict=True)}
+
+
 _AXIS = re.compile(r"(?P<name>[A-Za-z_]\w*):(?P<size>[1-9]\d*)")
 # Strategies of operations are listed for at most so many axes.
 MAX_AXES = len(AXIS_NAMES)
@@ -195,7 +212,7 @@ def parse_mesh(text: str) -> Mesh:
     axes, devices = _read_axes(axes_text), _read_devices(devices_text)
     if axes is None or devices is None:
         raise UserError(
-            "expected the shape of a mesh with one to three axes, such as '2x2' or "
+            "expected the shape of a mesh with one to four axes, such as '2x2' or "
             f"'data:2,model:2', found {text!r}"
         )
     try:

@@ -13,6 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 from shardopt.models.computing import Computing
 
 _ATTENDED = "attended"
+_DROPPED = 0.1
+_GOLDEN, _PRIMES = 2654435769, (73856093, 19349663, 83492791, 2147483647)
 _FORWARD, _BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
@@ -27,6 +29,23 @@ def attended(how: Computing, attend: Callable[..., jax.Array], *projected: jax.A
     if how.recomputed == "none":
         return attend(*projected)
     return checkpoint_name(jax.checkpoint(attend)(*projected), _ATTENDED)
+
+
+def dropped(how: Computing, x: jax.Array, seed: int) -> jax.Array:
+    """`x` without a tenth of its elements, where the model drops any."""
+    return _dropped(x, seed) if how.drops else x
+
+
+def _dropped(x: jax.Array, seed: int) -> jax.Array:
+    """A hash of its place tells whether an element stays (Knuth, The Art of Computer Programming,
+    section 6.4: multiplicative hashing)."""
+    place = sum(
+        jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim) * jnp.uint32(_PRIMES[dim % len(_PRIMES)])
+        for dim in range(x.ndim)
+    ) + jnp.uint32(seed)
+    hashed = (place ^ (place >> 15)) * jnp.uint32(_GOLDEN)
+    kept = hashed > jnp.uint32(_DROPPED * 2**32)
+    return jnp.where(kept, x / (1 - _DROPPED), jnp.zeros((), x.dtype)).astype(x.dtype)
 
 
 def block(how: Computing, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

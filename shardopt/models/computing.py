@@ -23,11 +23,16 @@ class Computing:
 
     `carries_copies` lets the state hold the weights in the numbers of the model as well, so that a
     step computes with what it is handed, and reads the float32 weights in its update alone. ZeRO
-    splits these with the optimizer state then (arXiv 1910.02054, section 5)."""
+    splits these with the optimizer state then (arXiv 1910.02054, section 5).
+
+    `drops` drops out a tenth of attention's weights and of what each part of a block adds (arXiv
+    1706.03762, section 5.4). Which ones is the same in every step: what that costs is all that such
+    models are for."""
 
     float8: bool = False
     recomputed: Recomputed = "none"
     carries_copies: bool = False
+    drops: bool = False
 
 
 PLAIN = Computing()

@@ -20,7 +20,7 @@ _ROTARY_BASE = 10000.0
 
 
 def weights(spec: LlamaSpec) -> Tree:
-    hidden, size = spec.hidden, spec.hidden // spec.heads
+    hidden, size = spec.hidden, spec.head_size
     shared = spec.heads // spec.kv_heads
     block = {
         "norm1": Weight((hidden,), fill=1.0),

@@ -45,7 +45,8 @@ class GptSpec:
 @dataclass(frozen=True)
 class LlamaSpec:
     """A decoder with rotary positions, a gated feed forward part of width `ffn`, and `kv_heads`
-    heads of keys and values, which divide `heads`. No bias anywhere, and a head of its own."""
+    heads of keys and values, which divide `heads`. No bias anywhere, and a head of its own.
+    `head` numbers make a head; 0 stands for `hidden` / `heads`."""
 
     hidden: int
     layers: int
@@ -55,12 +56,17 @@ class LlamaSpec:
     sequence: int = 4096
     vocab: int = 32000
     batch: int = 1024
+    head: int = 0
+
+    @property
+    def head_size(self) -> int:
+        return self.head or self.hidden // self.heads
 
     @property
     def parameters(self) -> int:
         """All weights: both embeddings, and a norm before each part and at the end."""
         h = self.hidden
-        attention = 2 * h * h + 2 * h * (h // self.heads) * self.kv_heads
+        attention = 2 * h * self.head_size * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * h * self.ffn + 2 * h) + 2 * self.vocab * h + h
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from shardopt.models.blocks import attended, product
+from shardopt.models.blocks import attended, dropped, product
 from shardopt.models.computing import Computing
 from shardopt.models.kernels import cross_entropy, gelu, layer_norm
 from shardopt.models.weights import Weight, matrix
@@ -45,13 +46,15 @@ def attention_weights(hidden: int, heads: int) -> Tree:
 def attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     """Causal self attention of `x` `[batch, sequence, hidden]`."""
     joined = product(how, "bsh,hcnd->bscnd", x, weights["qkv"]) + weights["qkv_bias"]
-    mixed = attended(how, _attend, joined[:, :, 0], joined[:, :, 1], joined[:, :, 2])
-    return product(how, "bqnd,ndh->bqh", mixed, weights["out"]) + weights["out_bias"]
+    mixed = attended(how, partial(_attend, how), joined[:, :, 0], joined[:, :, 1], joined[:, :, 2])
+    added = product(how, "bqnd,ndh->bqh", mixed, weights["out"]) + weights["out_bias"]
+    return dropped(how, added, seed=2)
 
 
-def _attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def _attend(how: Computing, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     scores = jnp.einsum("bqnd,bknd->bnqk", query * query.shape[-1] ** -0.5, key)
-    return jnp.einsum("bnqk,bknd->bqnd", causal_shares(scores), value)
+    shares = dropped(how, causal_shares(scores), seed=1)
+    return jnp.einsum("bnqk,bknd->bqnd", shares, value)
 
 
 def causal_shares(scores: jax.Array) -> jax.Array:
@@ -73,7 +76,8 @@ def feed_forward_weights(hidden: int, width: int) -> Tree:
 
 def feed_forward(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     wide = gelu(product(how, "bsh,hw->bsw", x, weights["up"]) + weights["up_bias"])
-    return product(how, "bsw,wh->bsh", wide, weights["down"]) + weights["down_bias"]
+    added = product(how, "bsw,wh->bsh", wide, weights["down"]) + weights["down_bias"]
+    return dropped(how, added, seed=3)
 
 
 def embedding_weights(vocab: int, sequence: int, hidden: int, tied: bool = False) -> Tree:

@@ -9,6 +9,8 @@ from typing import Literal
 BatchCoupling = Literal["error", "per-microbatch"]
 Annotations = Literal["keep", "require", "drop"]
 Unreduced = Literal["auto", "on", "off"]
+# How a module without stages says its shardings: GSPMD's and Shardy's words, or carried out.
+ShardingFormat = Literal["mhlo", "sdy", "collectives"]
 ReshardingStrategy = Literal["auto", "send_recv", "local_allgather", "broadcast"]
 
 # What a stage computes again in its backward; `auto` leaves the choice to the planner.
@@ -39,6 +41,7 @@ IntraOp = Literal[
     "zero2",
     "zero3",
     "mics",
+    "autodist",
     "megatron",
     "megatron-zero1",
     "megatron-zero2",
@@ -48,10 +51,13 @@ IntraOp = Literal[
     "sequence-zero2",
     "sequence-zero3",
     "summa-2d",
+    "2.5d",
+    "3d",
     "expert",
     "expert-zero1",
     "expert-zero2",
     "expert-zero3",
+    "tofu",
     "heuristic",
     "replicate",
 ]

@@ -27,7 +27,9 @@ INFRASTRUCTURE = ("base", "options", "registry")
 _ROOMS: dict[str, tuple[str, ...]] = {
     "importing": (
         "inline-calls",
+        "read-manual-regions",
         "read-annotations",
+        "roll-parts",
         "unroll-loops",
         "split-branches",
         "batch-gathers",

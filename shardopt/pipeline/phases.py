@@ -46,8 +46,12 @@ PHASES: tuple[Phase, ...] = (
         "bring any StableHLO module into one straight-line @main",
         (
             "shardopt-inline-calls",  # the later steps see one function
+            # before annotations are read: these erase the meshes that regions name
+            "shardopt-read-manual-regions",
             # behind inlining, which turns those of callees into constraints
             "shardopt-read-annotations",
+            # before loops are unrolled, whose iterations would look like copies
+            "shardopt-roll-parts",
             # before constants are folded: iterations written out know their counters
             When("unroll", ("shardopt-unroll-loops",)),
             # sharding rules know operations of StableHLO only

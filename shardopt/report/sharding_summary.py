@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import prod
 from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
+from shardopt.cost.frontier import Frontier
 from shardopt.cost.summary import CostSummary
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.donation import read_donation
 from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, from_sdy
+from shardopt.dialect.tiles import TILE, read_tile
 from shardopt.extract.op_graph import read_tensor
+from shardopt.forms.frontier import read_frontier
 from shardopt.forms.sharded_form import read_cost
 from shardopt.forms.shardy_form import SDY_SHARDING
 from shardopt.ir.diagnostics import position_of
@@ -42,19 +44,23 @@ class ValueRow:
 
 @dataclass(frozen=True)
 class ShardingSummary:
-    """A module sharded over one mesh: its signature, and the predicted cost of one execution."""
+    """A module sharded over one mesh: its signature, the predicted cost of one execution, and that
+    of plans for other memory budgets where it was asked for."""
 
     mesh: Mesh
     arguments: tuple[ValueRow, ...]
     results: tuple[ValueRow, ...]
     cost: CostSummary
+    frontier: Frontier | None = None
 
     def to_json(self) -> dict[str, object]:
+        frontier = {} if self.frontier is None else {"frontier": self.frontier.to_json()}
         return {
             "mesh": dict(self.mesh.axes),
             "arguments": [_row_json(row) for row in self.arguments],
             "results": [_row_json(row) for row in self.results],
             "cost": {"seconds": self.cost.seconds, **asdict(self.cost)},
+            **frontier,
         }
 
 
@@ -67,17 +73,22 @@ def summarize_sharding(module: ir.Module, mesh: Mesh) -> ShardingSummary:
     names = [position_of(argument).name for argument in main.regions[0].blocks[0].arguments]
     inputs = _signature(main, "arg_attrs", type_.inputs, mesh)
     outputs = _signature(main, "res_attrs", type_.results, mesh)
+    inputs_of, outputs_of = (
+        _whole_types(main, *side)
+        for side in (("arg_attrs", type_.inputs), ("res_attrs", type_.results))
+    )
     return ShardingSummary(
         mesh,
         tuple(
             _row(names[k] or f"argument {k}", tensor, sharding, mesh, k in donated)
-            for k, (tensor, sharding) in enumerate(zip(type_.inputs, inputs, strict=True))
+            for k, (tensor, sharding) in enumerate(zip(inputs_of, inputs, strict=True))
         ),
         tuple(
             _row(f"result {k}", tensor, sharding, mesh, False)
-            for k, (tensor, sharding) in enumerate(zip(type_.results, outputs, strict=True))
+            for k, (tensor, sharding) in enumerate(zip(outputs_of, outputs, strict=True))
         ),
         read_cost(main),
+        read_frontier(main),
     )
 
 
@@ -89,7 +100,9 @@ def _signature(
         ir.ArrayAttr(main.attributes[which]) if len(types) else (), types, strict=True
     ):
         attributes = entries(ir.DictAttr(row))
-        if MHLO_SHARDING in attributes:
+        if TILE in attributes:
+            shardings.append(read_tile(attributes[TILE])[1])
+        elif MHLO_SHARDING in attributes:
             text = ir.StringAttr(attributes[MHLO_SHARDING]).value
             shardings.append(from_mhlo(text, ir.RankedTensorType(type_).rank, mesh))
         elif SDY_SHARDING in attributes:
@@ -101,11 +114,20 @@ def _signature(
     return shardings
 
 
+def _whole_types(main: ir.Operation, which: str, types: Sequence[ir.Type]) -> list[ir.Type]:
+    """Of the program for one device, the tensors that its tiles are of."""
+    rows = map(ir.DictAttr, ir.ArrayAttr(main.attributes[which]) if len(types) else ())
+    return [
+        read_tile(row[TILE])[0] if TILE in row else type_
+        for row, type_ in zip(rows, types, strict=True)
+    ]
+
+
 def _row(name: str, type_: ir.Type, sharding: Sharding, mesh: Mesh, donated: bool) -> ValueRow:
     tensor = read_tensor(type_)
     text = "x".join([*map(str, tensor.shape), tensor.dtype])
     return ValueRow(
-        name, text, sharding, tensor.size_bytes // prod(sharding.tile_counts(mesh)), donated
+        name, text, sharding, sharding.local_elements(mesh, tensor.shape) * tensor.itemsize, donated
     )
 
 

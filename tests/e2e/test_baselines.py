@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import get_args, get_type_hints
 
@@ -37,9 +37,18 @@ from tests.e2e.test_sharding_against_xla import check_numbers, cluster_of_rate, 
 
 ACTIVATION = (BATCH, LENGTH, HIDDEN)
 WEIGHTS = 6 * LAYERS + 1  # of the transformer
+# What the backward of the transformer reads, once for its products: all matrices. The last one of
+# the forward is the first one there, and still whole.
+_MATRICES = [(3, 4, 8, 32), (4, 8, 32), (32, 128), (32, 128)]
+AGAIN = Counter(LAYERS * _MATRICES) - Counter({(32, 128): 1})
 GAP = 1e-3
 CLUSTER = cluster_of_rate(1e8)
-OF_MODEL = {"transformer": transformer, "mixture": mixture, **MODELS}
+OF_MODEL = {
+    "transformer": transformer,
+    "layer": partial(transformer, 1),
+    "mixture": mixture,
+    **MODELS,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +104,9 @@ def planned(model: str, preset: str, mesh: str = "2x2") -> Planned:
     graph, tables, input_kinds_of = read(model, mesh)
     input_kinds = input_kinds_of.get(preset, input_kinds_of["ilp"])
     restriction = restrict(preset, tables, input_kinds)
-    problem = tables.problem(
-        fixed=restriction.fixed, allowed=restriction.allowed, tied=input_kinds.tied
+    problem = replace(
+        tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=input_kinds.tied),
+        transient=restriction.transient,
     )
     solution = problem.solve(gap_tolerance=GAP)
     return Planned(
@@ -127,11 +137,11 @@ def test_zero1_splits_the_optimizer_state_and_gathers_the_weights() -> None:
     assert all(baseline.plan.shardings[k].axes == ("x",) for k in baseline.flow().slots)
     assert all(baseline.plan.shardings[k].is_replicated for k in baseline.flow().weights)
     assert (
-        Counter(baseline.moved("all_reduce"))
+        Counter(baseline.moved("reduce_scatter"))
         == Counter(baseline.moved("all_gather"))
         == baseline.weight_shapes()
     )
-    assert not baseline.moved("reduce_scatter")
+    assert not baseline.moved("all_reduce")
 
 
 def test_zero2_scatters_the_gradients_too() -> None:
@@ -153,7 +163,7 @@ def test_zero3_splits_the_weights_too() -> None:
         Counter(baseline.moved("reduce_scatter")),
     )
     assert scattered == baseline.weight_shapes()
-    assert set(gathered) == set(baseline.weight_shapes()) and gathered >= baseline.weight_shapes()
+    assert gathered == baseline.weight_shapes() + AGAIN
 
 
 def test_zero_holds_a_fraction_of_the_state() -> None:
@@ -170,6 +180,8 @@ def test_zero_holds_a_fraction_of_the_state() -> None:
 
     assert held("zero1") == held("zero2") == held("data") // 2
     assert held("zero3") == held("data") // 4
+    peaks = [planned("transformer", f"zero{stage}", "4").plan.peak_bytes for stage in (1, 2, 3)]
+    assert peaks[0] >= peaks[1] > peaks[2]
 
 
 def test_mics_splits_the_state_over_the_inner_axis_alone() -> None:
@@ -215,14 +227,17 @@ def test_sequence_scatters_and_gathers_where_megatron_reduces() -> None:
 
 @pytest.mark.parametrize("method", ["megatron", "sequence"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_zero_beside_tensor_parallelism_gathers_every_weight_once(method: str, stage: int) -> None:
+def test_zero_beside_tensor_parallelism_gathers_every_weight_for_its_uses(
+    method: str, stage: int
+) -> None:
     """Over the axis of the batch; over the other one the method moves what it moves without ZeRO."""
     alone, baseline = (
         planned("transformer", method),
         planned("transformer", f"{method}-zero{stage}"),
     )
     flow, shardings = baseline.flow(), baseline.plan.shardings
-    assert Counter(baseline.moved("all_gather", ("x",))) == baseline.weight_shapes()
+    gathered = Counter(baseline.moved("all_gather", ("x",)))
+    assert gathered - baseline.weight_shapes() == (AGAIN if stage == 3 else Counter())
     assert all("x" in shardings[k].axes for k in flow.slots)
     assert all(("x" in shardings[k].axes) == (stage == 3) for k in flow.weights)
     assert all(
@@ -233,7 +248,7 @@ def test_zero_beside_tensor_parallelism_gathers_every_weight_once(method: str, s
     gradients = Counter(shape for shape in exchanged if shape != ACTIVATION)
     assert gradients == baseline.weight_shapes()
     scattered = [shape for shape in baseline.moved("reduce_scatter") if shape != ACTIVATION]
-    assert len(scattered) == (0 if stage == 1 else WEIGHTS)
+    assert len(scattered) == WEIGHTS
     for kind in ("all_reduce", "reduce_scatter", "all_gather"):
         moved = Counter(baseline.moved(kind, ("y",)))[ACTIVATION]
         assert moved == Counter(alone.moved(kind, ("y",)))[ACTIVATION], kind
@@ -261,6 +276,75 @@ def test_summa_splits_weights_and_activations_on_both_axes() -> None:
     assert ACTIVATION in baseline.moved("all_gather", ("y",))
 
 
+def test_tofu_splits_every_product_over_every_axis() -> None:
+    baseline = planned("transformer", "tofu")
+    products = [
+        (op, strategy)
+        for op, strategy in baseline.plan.strategies.items()
+        if baseline.graph.graph.ops[op].name == "dot_general"
+    ]
+    for _, strategy in products:
+        used = {axis for sharding in strategy.operands for axis in sharding.axes}
+        assert used | {axis for each in strategy.results for axis in each.axes} == {"x", "y"}
+    assert len(products) > 12 * LAYERS
+
+
+def test_a_second_step_of_tofu_keeps_the_first() -> None:
+    """Without its second axis the plan on two axes is one that the first step could choose, and
+    costs what the best one costs."""
+    both, first = planned("transformer", "tofu"), planned("transformer", "tofu", "2")
+    moved = sum(c.step.bytes for c in both.plan.communication if c.step.axes == ("x",))
+    assert moved <= sum(c.step.bytes for c in first.plan.communication)
+
+
+def test_autodist_is_no_dearer_than_whole_or_split_weights_alone() -> None:
+    """As it chooses between the two for each of them."""
+    seconds = {
+        preset: planned("mixture", preset, "4").solution.objective
+        for preset in ("autodist", "data", "zero3")
+    }
+    assert seconds["autodist"] <= min(seconds["data"], seconds["zero3"]) * (1 + GAP)
+
+
+@pytest.mark.slow
+def test_a_cube_splits_products_and_their_weights_on_all_axes() -> None:
+    """Every product, forward or backward, scatters its sum along the sequence, and the gradient of
+    every weight its own along the axis of the batch."""
+    baseline = planned("layer", "3d", "2x2x2")
+    tensors, shardings = baseline.graph.graph.tensors, baseline.plan.shardings
+    matrices = [
+        k
+        for k in sorted(baseline.flow().weights)
+        if len(tensors[k].shape) > 1 and tensors[k].shape != (LENGTH, HIDDEN)
+    ]
+    assert len(matrices) == 4 and all(len(shardings[k].axes) == 3 for k in matrices)
+    shapes = Counter(tuple(sorted(tensors[k].shape)) for k in matrices)
+    reduced = Counter(baseline.moved("reduce_scatter", ("z",)))
+    assert {shape: reduced[shape] for shape in shapes} == shapes
+    products = {
+        op
+        for k in matrices
+        for op in baseline.graph.graph.consumers()[k]
+        if baseline.graph.graph.ops[op].name == "dot_general"
+    }
+    scattered = [c.step.axes for c in baseline.plan.communication if c.op in products and c.reduces]
+    assert len(scattered) == len(products) == 2 * len(matrices)
+    assert Counter(scattered) == {("x",): len(matrices), ("y",): len(matrices)}
+    gathered = Counter(baseline.moved("all_gather", ("z",)))
+    assert {shape: gathered[shape] for shape in shapes} == shapes
+
+
+@pytest.mark.slow
+def test_grids_of_two_and_a_half_dimensions_reduce_weights_over_their_depth() -> None:
+    baseline = planned("layer", "2.5d", "2x2x2")
+    tensors = baseline.graph.graph.tensors
+    matrices = [k for k in baseline.flow().weights if len(tensors[k].shape) > 1]
+    split = [k for k in matrices if set(baseline.plan.shardings[k].axes) == {"y", "z"}]
+    assert len(split) == 4
+    batch = baseline.input_kinds.batch
+    assert all(baseline.plan.shardings[k].dims[0] == ("x", "y") for k in batch)
+
+
 def test_experts_are_split_and_tokens_exchanged() -> None:
     baseline = planned("mixture", "expert")
     tensors = baseline.graph.graph.tensors
@@ -286,7 +370,7 @@ def test_zero_splits_the_state_of_experts_over_the_axis_that_repeats_them(preset
     baseline = planned("mixture", preset)
     tensors, flow = baseline.graph.graph.tensors, baseline.flow()
     experts = {k for k in flow.weights if len(tensors[k].shape) == 3}
-    slots = {slot for weight in experts for slot in flow.slots_of[weight]}
+    slots = {slot.tensor for weight in experts for slot in flow.slots_of[weight]}
     assert len(slots) == 2 * len(experts) > 0
     whole = Sharding((("y",), (), ()))
     split = [set(baseline.plan.shardings[k].axes) for k in sorted(flow.slots)]
@@ -297,10 +381,13 @@ def test_zero_splits_the_state_of_experts_over_the_axis_that_repeats_them(preset
     assert in_parts == (flow.weights if preset == "expert-zero3" else set())
     scattered = Counter(baseline.moved("reduce_scatter"))
     of_experts = Counter(tuple(sorted(tensors[k].shape)) for k in experts)
-    assert (scattered >= of_experts) == (preset != "expert-zero1")
-    # Once each: shards are updated where they lie.
+    assert scattered >= of_experts
+    # Once each: shards are updated where they lie. ZeRO 3 gathers for forward and for backward, but
+    # once where these follow each other at once.
     gathered = Counter(baseline.moved("all_gather", ("x",)))
-    assert {shape: gathered[shape] for shape in of_experts} == of_experts
+    most = 2 if preset == "expert-zero3" else 1
+    for shape, count in of_experts.items():
+        assert count + most - 1 <= gathered[shape] <= most * count
 
 
 def test_shardy_splits_the_batch_as_data_does() -> None:
@@ -320,12 +407,12 @@ def test_no_baseline_is_cheaper_than_the_solver(model: str, mesh: str) -> None:
             baseline = planned(model, preset, mesh)
         except UserError:
             continue
-        evaluation = evaluate(best.problem.problem, baseline.solution.choice)
-        assert evaluation.feasible
-        assert evaluation.objective == pytest.approx(baseline.solution.objective)
-        assert best.solution.objective * (1 - GAP) <= evaluation.objective, preset
-        compared += 1
-    assert compared >= len(PRESETS) - 6
+        seconds = best.problem.seconds(baseline.solution.choice)
+        assert seconds == pytest.approx(baseline.solution.objective)
+        # Between plans and the prices of shared steps a gap may stay, which the solution tells.
+        assert best.solution.bound * (1 - GAP) <= seconds, preset
+        compared += best.solution.objective * (1 - GAP) <= seconds
+    assert compared >= len(PRESETS) - 8
 
 
 def test_the_solver_starts_from_a_baseline_when_it_may_not_search() -> None:
@@ -362,6 +449,8 @@ def test_the_solver_starts_from_a_baseline_when_it_may_not_search() -> None:
             "2x2x2",
             "preset 'summa-2d' needs a grid: expected a mesh of two axes",
         ),
+        ("transformer", "2.5d", "2x2", "preset '2.5d' needs a grid: .* of three axes, found mesh"),
+        ("transformer", "3d", "2x2", "preset '3d' needs a cube: .* of three axes, found mesh"),
         (
             "transformer",
             "data",

@@ -11,6 +11,7 @@ import pytest
 from jaxlib.mlir import ir
 
 import shardopt
+from benchmarks.cost.checkpoint_models import LOSSES, batch, gpt_step, init_params, make_step
 from examples.gpt import Config
 from shardopt.dialect.cluster import write_cluster
 from shardopt.forms.sharded_form import read_cost
@@ -20,7 +21,6 @@ from shardopt.ir.rewriting import BARRIER, functions, operations
 from shardopt.mesh.mesh import parse_mesh
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_bytes
-from tests.e2e.checkpoint_models import LOSSES, batch, gpt_step, init_params, make_step
 from tests.e2e.models import export_step
 from tests.e2e.test_sharding_against_xla import SLOW, stage_function
 
@@ -73,9 +73,10 @@ def test_nested_ones_in_one_stage_or_microbatch(name: str, stages: int, microbat
     check(name, stages, microbatches)
 
 
-def planned_memory(policy: str) -> tuple[int, int, int, float]:
+def planned_memory(policy: str, is_scanned: bool) -> tuple[int, int, int, float]:
     """Of a GPT on one device: barriers, predicted and compiled bytes, predicted seconds."""
-    state, tokens, step = gpt_step(Config(4, 64, 4, 64, 64), 16, policy)
+    config = Config(4, 64, 4, 64, 64)
+    state, tokens, step = gpt_step(config, 16, policy, is_scanned=is_scanned)
     artifact, _ = export_step(step, (state,), (tokens,))
     with make_context() as context, ir.Location.unknown():
         module = load_module(artifact, context)
@@ -91,15 +92,15 @@ def planned_memory(policy: str) -> tuple[int, int, int, float]:
 
 
 @pytest.mark.slow
-def test_memory_falls_as_predicted() -> None:
-    """What XLA's CPU backend keeps of a block whose backward runs is predicted least exactly: see
-    `test_memory_against_xla`."""
+@pytest.mark.parametrize("is_scanned", [False, True])
+def test_memory_falls_as_predicted(is_scanned: bool) -> None:
     policies = ("none", "checkpoint_dots", "nothing_saveable")
-    barriers, predicted, compiled, seconds = zip(*map(planned_memory, policies), strict=True)
-    assert barriers == (0, 4, 4)
+    rows = (planned_memory(policy, is_scanned) for policy in policies)
+    barriers, predicted, compiled, seconds = zip(*rows, strict=True)
+    assert barriers == ((0, 1, 1) if is_scanned else (0, 4, 4))
     assert list(predicted) == sorted(predicted, reverse=True)
     assert list(compiled) == sorted(compiled, reverse=True)
-    assert list(seconds) == sorted(seconds)
+    # Which of the products kept is cheaper is for the order of a scan to say; less of it is not.
+    assert seconds[-1] == max(seconds)
     assert compiled[-1] < 0.4 * compiled[0] and predicted[-1] < 0.4 * predicted[0]
-    assert predicted[1] == pytest.approx(compiled[1], rel=0.1)
-    assert predicted == pytest.approx(compiled, rel=0.3)
+    assert predicted == pytest.approx(compiled, rel=0.1)

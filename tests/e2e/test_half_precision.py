@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import shardopt
+from benchmarks.cost.checkpoint_models import Params
 from examples import gpt
-from tests.e2e.checkpoint_models import Params
 
 CONFIG = gpt.Config(layers=2, hidden=32, heads=4, vocab=64, length=16)
 

@@ -60,12 +60,21 @@ def test_stages_are_sharded_as_they_were_planned() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "exchanged"), [("data", 7), ("zero1", 7), ("megatron", 4 * 4)])
+@pytest.mark.parametrize(
+    ("method", "kind", "exchanged"),
+    [
+        ("data", "all_reduce", 7),
+        ("zero1", "reduce_scatter", 7),
+        ("zero2", "reduce_scatter", 4 * 7),
+        ("zero3", "reduce_scatter", 4 * 7),
+        ("megatron", "all_reduce", 4 * 4),
+    ],
+)
 def test_gradients_are_exchanged_once_a_step_and_activations_once_a_microbatch(
-    method: str, exchanged: int
+    method: str, kind: str, exchanged: int
 ) -> None:
-    """A layer has six weights, and the first one positions; tensor parallelism adds up activations
-    twice a way."""
+    """A layer has six weights, and the first one positions; ZeRO 2 and 3 exchange the gradients of
+    each microbatch, as they hold parts; tensor parallelism adds up activations twice a way."""
     options = PlanOptions(
         "cpu-test:1x4",
         microbatches=4,
@@ -77,7 +86,7 @@ def test_gradients_are_exchanged_once_a_step_and_activations_once_a_microbatch(
     )
     plan = make_plan(transformer()[0], options)
     first = plan.summary.stages[0]
-    assert sum(item.tensors for item in first.collectives if item.kind == "all_reduce") == exchanged
+    assert sum(item.tensors for item in first.collectives if item.kind == kind) == exchanged
     assert methods_of(plan) == {method}
 
 

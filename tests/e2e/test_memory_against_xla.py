@@ -125,7 +125,7 @@ def test_the_example_costs_more_the_smaller_its_budget(mesh: str, recomputes: bo
         recomputed.append(len(result.plan.rematerialized))
     assert all(before <= after * 1.001 for before, after in pairwise(objectives))
     assert recomputed[0] == 0 and (max(recomputed) > 0) == recomputes
-    assert len(objectives) == 4 and (objectives[-1] > objectives[0]) == recomputes
+    assert len(objectives) == 4 and objectives[-1] > objectives[0]
 
 
 def test_too_small_a_budget_names_the_operation_and_what_is_held() -> None:

@@ -4,8 +4,10 @@ believe in its strategies."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +33,11 @@ from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.xla_text.hlo import module_traffic
 from tests.e2e.test_sharding_against_xla import SLOW, bytecode_of, stage_function
 from tests.unit.operations.op_examples import ELEMENTWISE, EXAMPLES, Example
+from tests.unit.operations.random_windows import random_window
 
 LINE = Mesh("mesh", (("x", 4),), (0, 1, 2, 3))
+# Of these no extent of an example is a multiple.
+UNEVEN = tuple(Mesh("mesh", (("x", n),), tuple(range(n))) for n in (3, 5))
 GRID = Mesh("mesh", (("x", 2), ("y", 2)), (0, 1, 2, 3))
 TOLERANCE = 1e-4
 
@@ -148,6 +153,10 @@ def _is_planned(example: Example) -> bool:
     return example.op != "optimization_barrier"  # transparent: it has no strategies of its own
 
 
+def slow_seeds(start: int, stop: int) -> list[Any]:
+    return [pytest.param(seed, marks=pytest.mark.slow) for seed in range(start, stop)]
+
+
 def test_every_elementwise_operation_is_split() -> None:
     """They have rules of one kind: one strategy of each is enough. A few stand for all where time
     is short."""
@@ -169,6 +178,41 @@ def test_strategies_on_a_line(example: Example) -> None:
     )
     for strategy in chosen:
         harness.check(strategy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", UNEVEN, ids=str)
+@pytest.mark.parametrize(
+    "example",
+    [each for each in EXAMPLES if _is_planned(each) and each not in ELEMENTWISE],
+    ids=lambda example: example.name,
+)
+def test_strategies_with_padding(example: Example, mesh: Mesh) -> None:
+    harness = Harness(example, mesh)
+    for strategy in range(1, len(harness.strategies)):
+        harness.check(strategy)
+
+
+@pytest.mark.parametrize(
+    "name", ["dot_general:two contractions", "reduce:max", "convolution:same", "slice:shift"]
+)
+def test_padding_is_masked_where_it_would_count(name: str) -> None:
+    """Contractions, reductions and windows over tiles of three and two of eight."""
+    harness = Harness(next(each for each in EXAMPLES if each.name == name), UNEVEN[0])
+    for strategy in range(1, len(harness.strategies)):
+        harness.check(strategy)
+
+
+@pytest.mark.parametrize("seed", [*range(4), *slow_seeds(4, 60)])
+def test_random_windows_move_the_borders_that_are_planned(seed: int) -> None:
+    """Slices, paddings, reversals, poolings and convolutions of random extents, over two to five
+    devices."""
+    rng = random.Random(seed)
+    count = rng.randint(2, 5)
+    harness = Harness(random_window(rng), Mesh("mesh", (("x", count),), tuple(range(count))))
+    for number, strategy in enumerate(harness.strategies):
+        if strategy.operands[0].dims[1]:
+            harness.check(number)
 
 
 @pytest.mark.slow

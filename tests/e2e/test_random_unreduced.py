@@ -28,6 +28,7 @@ from shardopt.solve.assignment.problem import Edge, Problem
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.strategies.constraints import Constraints
 from shardopt.solve.sharding.strategies.linear import find_linear
 from shardopt.solve.sharding.strategies.strategies import Strategy
 from tests.e2e.test_sharding_against_xla import SLOW, Compiled, check_numbers, stage_function
@@ -100,25 +101,38 @@ def _open_values(strategy: Strategy) -> int:
 
 
 # Writes a plan, and what else it decides, into the module of a graph; False to go no further.
-Decide = Callable[[ir.Module, MeshGraph, IntraOpTables, np.random.Generator], bool]
+Decide = Callable[[ir.Module, MeshGraph, IntraOpTables, np.random.Generator], Any]
+
+
+def draw_program(
+    seed: int, mesh: Mesh, context: ir.Context, decide: Decide, *, partitioned: bool = True
+) -> tuple[ir.Module, list[np.ndarray], list[np.ndarray]] | None:
+    """The program of a seed with what `decide` writes, its inputs, and its results on one device;
+    None where `decide` says so. Without `partitioned`, tiles are
+    not XLA's."""
+    rng = np.random.default_rng(seed)
+    inputs = [rng.standard_normal((SIDE, SIDE)).astype(np.float32) for _ in range(3)]
+    exported = jax.export.export(jax.jit(random_program(seed), keep_unused=True))(*inputs)
+    module = load_module(bytes(exported.mlir_module_serialized), context)
+    run_pipeline(module, "builtin.module(shardopt-import)")
+    reference = run_reference(module, inputs)
+    [main] = functions(module)
+    with sharding_rules(module):
+        graph = read_plain(main, mesh)
+    linear = find_linear(graph.graph, graph.tied)
+    tables = IntraOpTables(
+        graph.graph, mesh, SLOW, Constraints(partitioned=partitioned), linear=linear
+    )
+    return (module, inputs, reference) if decide(module, graph, tables, rng) is not False else None
 
 
 def compile_at_random(seed: int, mesh: Mesh, decide: Decide) -> Compiled | None:
     """The program of a seed under what `decide` draws; None where it says so."""
-    rng = np.random.default_rng(seed)
-    inputs = [rng.standard_normal((SIDE, SIDE)).astype(np.float32) for _ in range(3)]
-    exported = jax.export.export(jax.jit(random_program(seed), keep_unused=True))(*inputs)
     with make_context() as context, ir.Location.unknown():
-        module = load_module(bytes(exported.mlir_module_serialized), context)
-        run_pipeline(module, "builtin.module(shardopt-import)")
-        reference = run_reference(module, inputs)
-        [main] = functions(module)
-        with sharding_rules(module):
-            graph = read_plain(main, mesh)
-        linear = find_linear(graph.graph, graph.tied)
-        tables = IntraOpTables(graph.graph, mesh, SLOW, linear=linear)
-        if not decide(module, graph, tables, rng):
+        drawn = draw_program(seed, mesh, context, decide)
+        if drawn is None:
             return None
+        module, inputs, reference = drawn
         run_pipeline(
             module,
             "builtin.module(shardopt-verify-chosen,shardopt-rematerialize,shardopt-verify-chosen,"

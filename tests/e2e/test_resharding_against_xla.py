@@ -35,7 +35,7 @@ def module_of(pairs: list[Pair], shape: tuple[int, ...], mesh: Mesh) -> str:
         arguments.append(f'%a{k}: {type_} {{mhlo.sharding = "{to_mhlo(src, mesh)}"}}')
         results.append(f'{type_} {{mhlo.sharding = "{to_mhlo(dst, mesh)}"}}')
         value = f"%a{k}"
-        for n, stop in enumerate((*resharding_stops(src, dst, mesh), dst)):
+        for n, stop in enumerate((*resharding_stops(src, dst, mesh, shape), dst)):
             body.append(
                 f"%v{k}_{n} = stablehlo.custom_call @Sharding({value}) {{mhlo.sharding = "
                 f'"{to_mhlo(stop, mesh)}"}} '
@@ -77,6 +77,10 @@ def split(collective: HloCollective, parts: int) -> list[HloCollective]:
     [
         ("2x2", (8, 4)),
         ("2x4", (8, 16)),
+        ("3", (10, 8)),
+        ("2x2", (7, 9)),
+        pytest.param("2x2", (15, 15), marks=pytest.mark.slow),
+        pytest.param("2x3", (10, 16), marks=pytest.mark.slow),
         pytest.param("2x2", (4, 8, 4), marks=pytest.mark.slow),
         pytest.param("2x2x2", (8, 16), marks=pytest.mark.slow),
     ],

@@ -39,7 +39,9 @@ def cluster_of_rate(rate: float) -> Cluster:
     """Four devices of so many FLOP/s, bytes/s of memory and bytes/s of every link, without
     latencies."""
     link = Link(0.0, rate)
-    return Cluster.uniform("test", 1, 4, Device("d", {"f32": rate}, 1 << 31, rate), link, link, 0.0)
+    return Cluster.uniform(
+        "test", 1, 4, Device("d", {"f32": rate}, 1 << 31, rate, platform="cpu"), link, link, 0.0
+    )
 
 
 # Slow enough that small models are worth splitting; the fast one does not care to split an update
@@ -184,6 +186,20 @@ def test_the_solver_splits_wide_weights_and_keeps_their_gradients_local() -> Non
     # One a layer boundary, and the loss.
     assert reduced(compiled.emitted) == reduced(compiled.predicted) == 6
     assert compiled.emitted.get("all_gather", 0) == compiled.predicted.get("all_gather", 0)
+    check_numbers(compiled)
+
+
+@pytest.mark.parametrize("mesh", ["4", "2x2"])
+def test_uneven_weights_and_batches_are_split_as_planned(mesh: str) -> None:
+    """Extents that no axis divides: tiles with padding as arguments, results and in between, with
+    the planned collectives to the byte."""
+    compiled = compile_sharded(mlp(250, 31, 3), mesh, shardy=True)
+    specs = (*compiled.function.arguments, *compiled.function.results)
+    assert sum(not spec.sharding.is_even(compiled.mesh, spec.shape) for spec in specs) > 4
+    assert all(
+        (row.predicted_tensors, row.predicted_bytes) == (row.found_tensors, row.found_bytes)
+        for row in compiled.rows
+    )
     check_numbers(compiled)
 
 

@@ -168,7 +168,7 @@ def with_momentum(batch: int, hidden: int) -> Model:
     )
 
 
-@pytest.mark.parametrize("preset", ["ilp", "zero2"])
+@pytest.mark.parametrize("preset", ["ilp"])
 def test_zero_scatters_accumulated_gradients_onto_the_optimizer_state(
     preset: str, cluster: Path
 ) -> None:
@@ -189,7 +189,7 @@ def test_zero_scatters_accumulated_gradients_onto_the_optimizer_state(
 
 @pytest.mark.parametrize(
     ("preset", "schedule", "gathered"),
-    [("data", "1f1b", {}), ("zero2", "zero-bubble", {"all_gather": 2})],
+    [("data", "1f1b", {})],
 )
 def test_stages_sum_their_gradients_once_a_step(
     preset: str, schedule: str, gathered: dict[str, int], cluster: Path

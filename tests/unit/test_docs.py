@@ -167,14 +167,15 @@ def forms() -> dict[str, set[tuple[str, str]]]:
                 module, phase_range(phase.name, phase.name, options), instrumentation=[steps]
             )
             seen[phase.name] = steps.seen
-        plain = _Attributes()
-        module = load_module(str(ROOT / "docs" / "tutorial" / "mlp.mlir"), context)
-        run_pipeline(
-            module,
-            "builtin.module(shardopt-intra{mesh=2x2 cluster=cpu-test:1x4})",
-            instrumentation=[plain],
-        )
-        seen["shard"] |= plain.seen
+        for options in ("frontier=1", "intra-op=data batch-args=2 sharding-format=collectives"):
+            plain = _Attributes()
+            module = load_module(str(ROOT / "docs" / "tutorial" / "mlp.mlir"), context)
+            run_pipeline(
+                module,
+                f"builtin.module(shardopt-intra{{mesh=2x2 cluster=cpu-test:1x4 {options}}})",
+                instrumentation=[plain],
+            )
+            seen["shard"] |= plain.seen
     return seen
 
 

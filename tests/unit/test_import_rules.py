@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "options": set(),
     "models": set(),
     "mesh": {"support"},
-    "graph": set(),
+    "graph": {"mesh"},
     "hardware": {"support", "mesh"},
     "planfile": {"support", "options", "mesh", "hardware"},
     "cost": {"mesh", "hardware"},
@@ -114,7 +114,7 @@ ALLOWED: dict[str, set[str]] = {
 # named before it.
 ROOMS: dict[str, tuple[str, ...]] = {
     "frontend": ("calls", "spmd", "plans", "planning", "steps"),
-    "solve/sharding": ("kernels", "strategies", "intra_op", "plans", "budget"),
+    "solve/sharding": ("kernels", "compilers", "strategies", "intra_op", "plans", "budget"),
 }
 # The layers that run without MLIR, JAX or Ray, and what stands for those.
 PURE = {

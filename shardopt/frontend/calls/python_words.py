@@ -2,7 +2,10 @@
 callers of functions know them as keyword arguments.
 
     batch-coupling=per-microbatch lets …     ─▶     batch_coupling='per-microbatch' lets …
+    divides into num-microbatches=4          ─▶     divides into microbatches=4
     the option --cluster                     ─▶     the option cluster
+
+The names are those of the table of options, with those under which it hands options to passes.
 """
 
 from __future__ import annotations
@@ -29,18 +32,28 @@ def python_words(message: str) -> str:
 
 
 @cache
+def spellings() -> dict[str, str]:
+    """How command lines, pipelines and passes spell each option -> the keyword argument."""
+    names = {name: row.field for row in rows(PlanOptions) for name in row.phases.values() if name}
+    # Where a pass gives a name another meaning, callers mean the option that has it.
+    return names | {row.name: row.field for row in rows(PlanOptions)}
+
+
+@cache
 def _options() -> re.Pattern[str]:
-    names = [row.name for row in rows(PlanOptions)]
+    names = spellings()
+    flags = "|".join(row.name for row in rows(PlanOptions))
     compound = "|".join(name for name in names if "-" in name)
-    flags = "|".join(names)
+    # A word like `method` is an option only where a value follows.
+    words = "|".join(name for name, keyword in names.items() if "-" not in name and name != keyword)
     return re.compile(
-        rf"(?<![\w-])(?:--(?:no-)?(?P<flag>{flags})|(?P<name>{compound}))"
-        r"(?P<value>=[\w:.-]*\w)?(?![\w-])"
+        rf"(?<![\w-])(?:--(?:no-)?(?P<flag>{flags})|(?P<name>{compound})|(?P<word>{words})(?==))"
+        r"(?P<value>=(?:[A-Z]+(?:\[[^\]\s]*\])+|[\w:.-]*\w))?(?![\w-])"
     )
 
 
 def _keyword(match: re.Match[str]) -> str:
-    name = (match["flag"] or match["name"]).replace("-", "_")
+    name = spellings()[match["flag"] or match["name"] or match["word"]]
     value = (match["value"] or "")[1:]
     if not value:
         return name

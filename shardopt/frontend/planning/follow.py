@@ -22,6 +22,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.program import read_program
 from shardopt.frontend.calls.phase_options import phase_text
+from shardopt.frontend.calls.python_words import errors_for_python
 from shardopt.frontend.calls.sources import resolve_source, source_name
 from shardopt.frontend.planning.make_plan import make_plan
 from shardopt.frontend.plans.from_plan_file import options_after
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from shardopt.options.plan_options import PlanOptions
 
 
+@errors_for_python()
 def follow(
     plan: Plan,
     source: Any,

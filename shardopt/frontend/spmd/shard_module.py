@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardopt.frontend.calls.phase_options import option_text
 from shardopt.frontend.calls.sources import reported_in, resolve_source, source_name
 from shardopt.mesh.mesh import parse_mesh
+from shardopt.report.frontier import frontier_table
 from shardopt.report.sharding_summary import (
     ShardingSummary,
     signature_table,
@@ -35,9 +36,11 @@ class ShardedModule:
         with make_context() as context:
             return module_text(load_module(self.module, context))
 
-    def tables(self) -> tuple[Any, Any]:
-        """Arguments, and collectives, as `rich` tables."""
-        return signature_table(self.summary), traffic_table(self.summary)
+    def tables(self) -> tuple[Any, ...]:
+        """Arguments, collectives, and plans of other memory budgets, as `rich` tables."""
+        frontier = self.summary.frontier
+        more = () if frontier is None else (frontier_table(frontier),)
+        return signature_table(self.summary), traffic_table(self.summary), *more
 
 
 def shard_module(

@@ -131,6 +131,24 @@ class NnxCall:
         pure.__name__ = getattr(fun, "__name__", "step")
         return pure, finish
 
+    def reading(self) -> tuple[Callable[..., Any], Callable[[Any, Any], Any]]:
+        """The same, of a function that only reads its modules: without their state among the
+        results. Tracing raises UserError where it changes one."""
+        pure, place = self.program()[0], self.places[0]
+
+        def read(*args: Any, **kwargs: Any) -> Any:
+            state, returned = pure(*args, **kwargs)
+            pairs = zip(jax.tree.leaves(args[place]), jax.tree.leaves(state), strict=True)
+            if any(before is not after for before, after in pairs):
+                raise UserError(
+                    "beside: expected a function that only reads its modules, found one that "
+                    "changes them; model.eval() stops layers from counting and averaging"
+                )
+            return returned
+
+        read.__name__ = pure.__name__
+        return read, lambda results, call: results
+
 
 @dataclass(frozen=True)
 class EquinoxCall:
@@ -174,6 +192,10 @@ class EquinoxCall:
 
         pure.__name__ = getattr(fun, "__name__", "step")
         return pure, finish
+
+    def reading(self) -> tuple[Callable[..., Any], Callable[[Any, Any], Any]]:
+        """The same: what is no result is not changed."""
+        return self.program()
 
 
 def _is_array(leaf: object) -> bool:

@@ -14,8 +14,8 @@ Donated arguments that are handed back as the last call returned them stay on th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, overload
+from collections.abc import Callable
+from typing import ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import jax
 
@@ -29,6 +29,7 @@ from shardopt.frontend.calls.static_arguments import (
 )
 from shardopt.frontend.steps.module_calls import is_module_jit
 from shardopt.frontend.steps.parallelized import Parallelized, StateOnWorkers, Tracing
+from shardopt.frontend.steps.step_call import ArgumentNumbers, batch_dimensions
 from shardopt.options.keywords import StepKeywords
 from shardopt.options.names import BackendName, PlatformName, TransportName
 from shardopt.options.signatures import shows_options
@@ -39,9 +40,6 @@ from shardopt.support.errors import UserError
 
 __all__ = ["Parallelized", "StateOnWorkers", "parallelize"]
 
-# Numbers of positional arguments whose leaves hold the batch in dimension 0; or number ->
-# dimension.
-ArgumentNumbers: TypeAlias = "int | Sequence[int] | Mapping[int, int]"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -175,7 +173,7 @@ def parallelize(
     planning["cluster"] = path_text("cluster", cluster)
     donated = argument_numbers("donate_argnums", donate_argnums)
     donated_names = argument_names("donate_argnames", donate_argnames)
-    batch = _batch_dimensions(batch_argnums)
+    batch = batch_dimensions(batch_argnums)
 
     def decorate(fun: Callable[P, R]) -> Parallelized[P, R]:
         if not callable(fun):
@@ -190,16 +188,3 @@ def parallelize(
         return Parallelized(fun, tracing, planning, batch, run_options, lazy_state=lazy_state)
 
     return decorate if fun is None else decorate(fun)  # type: ignore[return-value]
-
-
-def _batch_dimensions(numbers: ArgumentNumbers | None) -> dict[int, int] | None:
-    if numbers is None:
-        return None
-    if isinstance(numbers, int):
-        numbers = (numbers,)
-    dims = dict(numbers) if isinstance(numbers, Mapping) else dict.fromkeys(numbers, 0)
-    if not all(type(value) is int and value >= 0 for pair in dims.items() for value in pair):
-        raise UserError(
-            f"parallelize: expected batch_argnums to be argument numbers, found {numbers!r}"
-        )
-    return dims

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from types import TracebackType
@@ -15,15 +15,23 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 import jax
 from jax import export
 
-from shardopt.frontend.calls.call_signature import Leaves, export_call, flat_call, type_of
+from shardopt.frontend.calls.call_signature import export_call
 from shardopt.frontend.calls.callbacks import recorded
 from shardopt.frontend.calls.device_cluster import export_platform
 from shardopt.frontend.calls.static_arguments import StaticArguments
 from shardopt.frontend.planning.optimize import optimize
-from shardopt.frontend.steps.module_calls import ModuleCall, module_call
+from shardopt.frontend.steps.beside import Beside
 from shardopt.frontend.steps.planning_progress import planning_progress
 from shardopt.frontend.steps.session import Session
 from shardopt.frontend.steps.state_array import StateArray
+from shardopt.frontend.steps.step_call import (
+    ArgumentNumbers,
+    Signature,
+    StepCall,
+    batch_dimensions,
+    flat_batch,
+    step_call,
+)
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.options.names import PlatformName
 from shardopt.runtime.devices.gpus import chosen_platform, visible_gpus
@@ -36,32 +44,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What a call looks like: one plan serves all calls that look the same. `key` is what is no
-    array: static arguments, and what modules hold besides arrays."""
-
-    tree: Any
-    avals: tuple[jax.ShapeDtypeStruct, ...]
-    key: Hashable
-
-
-@dataclass(frozen=True)
-class StepCall:
-    """A call taken apart: the leaves of its arrays with their paths, static arguments by number or
-    name, and the call of a function of modules that it stands for, if it does."""
-
-    signature: Signature
-    positional: int
-    leaves: Leaves
-    static: Mapping[int | str, Any]
-    modules: ModuleCall | None
-
-    @property
-    def arrays(self) -> list[Any]:
-        return [leaf for _, leaf in self.leaves]
+Q = ParamSpec("Q")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -157,7 +141,8 @@ class Parallelized(Generic[P, R]):
         return chosen_platform(self._run_options.platform, devices)
 
     @property
-    def _export_platform(self) -> str:
+    def export_platform(self) -> str:
+        """What functions are exported for."""
         if self._platform == "cpu":
             return "cpu"
         gpus = visible_gpus()  # a driver of workers on other machines may have none
@@ -166,7 +151,7 @@ class Parallelized(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run one step. Raises UserError, and MeshError when a worker fails: the next call then
         starts new ones."""
-        call = self._call(args, kwargs)
+        call = step_call(self._fun, self._tracing.static, args, kwargs)
         leaves = call.arrays
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
             raise UserError(
@@ -190,7 +175,7 @@ class Parallelized(Generic[P, R]):
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """The plan for such arguments, arrays or `jax.ShapeDtypeStruct`s, without running it.
         Raises UserError."""
-        return self._plan(self._call(args, kwargs)).plan
+        return self._plan(step_call(self._fun, self._tracing.static, args, kwargs)).plan
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> StateOnWorkers:
         """Plan for such arguments, arrays or `jax.ShapeDtypeStruct`s, and start the workers without
@@ -206,10 +191,49 @@ class Parallelized(Generic[P, R]):
 
         Raises UserError, MeshError.
         """
-        call = self._call(args, kwargs)
+        call = step_call(self._fun, self._tracing.static, args, kwargs)
         planned = self._plan(call)
         session = self._session(call.signature, planned)
         return StateOnWorkers(session, call.signature, planned)
+
+    def beside(
+        self,
+        fun: Callable[Q, S],
+        *,
+        batch_argnums: ArgumentNumbers | None = None,
+        microbatches: int | None = None,
+        static_argnums: int | Sequence[int] = (),
+        static_argnames: str | Sequence[str] = (),
+    ) -> Beside[Q, S]:
+        """A function on the workers of this one, such as an evaluation step, that reads the state
+        where these hold it:
+
+            evaluate = train_step.beside(loss)
+            params, opt, loss = train_step(params, opt, tokens)
+            validation_loss = evaluate(params, other_tokens)
+
+        Its arguments are told by what they are: arrays that this function has returned, or that
+        `start` has made or loaded, are not moved; all others are brought. `batch_argnums` name the
+        batch, of any size; by default it is all that is brought. `microbatches` are as many as
+        those of this function, or fewer where the batch is not divisible.
+
+        Calls raise UserError where no argument is state, where weights are read in another order
+        than the stages hold them, or where modules would be changed; MeshError."""
+        static = StaticArguments.of(fun, static_argnums, static_argnames)
+        return Beside(fun, self, static, batch_dimensions(batch_argnums), microbatches)
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """What runs, one for each signature that was called."""
+        return tuple(self._sessions.values())
+
+    def plan_of(self, session: Session) -> Plan:
+        signature = next(key for key, each in self._sessions.items() if each is session)
+        return self._planned[signature].plan
+
+    @property
+    def quick_compile(self) -> bool:
+        return self._run_options.quick_compile
 
     def close(self) -> None:
         """Stop the workers; a later call starts them again, from the arguments that it is given."""
@@ -227,37 +251,22 @@ class Parallelized(Generic[P, R]):
     ) -> None:
         self.close()
 
-    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
-        """Take a call apart. Raises UserError for a leaf that is no array."""
-        traced, named, static = self._tracing.static.split(args, kwargs)
-        bind = functools.partial(self._tracing.static.bound, static=static)
-        modules = module_call(self._fun, bind, traced, named)
-        if modules is not None:
-            traced, named = modules.args, modules.kwargs
-        leaves, tree = flat_call(traced, named)
-        avals = tuple(type_of("parallelize", path, leaf) for path, leaf in leaves)
-        key = (tuple(static.items()), None if modules is None else modules.key)
-        try:
-            hash(key)
-        except TypeError as error:
-            raise UserError(
-                f"parallelize: expected static arguments to have a hash: {error}"
-            ) from error
-        return StepCall(Signature(tree, avals, key), len(args), leaves, static, modules)
-
     def _plan(self, call: StepCall) -> Planned:
         signature = call.signature
         if signature not in self._planned:
             args, kwargs = jax.tree.unflatten(signature.tree, signature.avals)
             jitted, finish = self._looked_at(*self._program(call), args, kwargs)
-            exported = export_call("parallelize", jitted, self._export_platform, args, kwargs)
+            exported = export_call("parallelize", jitted, self.export_platform, args, kwargs)
             self._planned[signature] = Planned(exported, self._optimize(call, exported), finish)
         return self._planned[signature]
 
     def _optimize(self, call: StepCall, exported: export.Exported) -> Plan:
         """Plan the call; a batch of another size than before, such as the last one, with fewer
         microbatches where it cannot be cut into as many. Raises UserError."""
-        batch = "auto" if self._batch is None else self._flat_batch(call, exported)
+        batch: Any = "auto"
+        if self._batch is not None:
+            static = self._tracing.static
+            batch = flat_batch("parallelize", self._batch, static, call, exported)
         try:
             with planning_progress(exported.fun_name) as on_phase:
                 return optimize(exported, batch_args=batch, on_phase=on_phase, **self._planning)
@@ -353,35 +362,9 @@ class Parallelized(Generic[P, R]):
                 kept,
                 planned.exported.out_avals,
                 lazy_state=self._lazy_state,
-                platform=self._export_platform,
+                platform=self.export_platform,
             )
         return self._sessions[signature]
-
-    def _flat_batch(self, call: StepCall, exported: export.Exported) -> dict[int, int]:
-        """flat argument -> batch dimension: the leaves of the batch arguments that have this
-        dimension and are used."""
-        assert self._batch is not None
-        names, static = self._tracing.static.parameters, self._tracing.static
-        owners: dict[tuple[int, int | str], int] = {
-            (0, number): dim
-            for owner, dim in self._batch.items()
-            for number in static.traced_numbers((owner,), call.static)
-        }
-        owners |= {
-            (1, names[number]): dim for number, dim in self._batch.items() if number < len(names)
-        }
-        dim_of: dict[int, int] = {}
-        for number, (path, _) in enumerate(call.leaves):
-            dim = owners.get((path[0].idx, getattr(path[1], "key" if path[0].idx else "idx")))
-            shape = call.signature.avals[number].shape
-            if dim is not None and dim < len(shape) and number in exported.module_kept_var_idx:
-                dim_of[number] = dim
-        if not dim_of:
-            raise UserError(
-                f"parallelize: batch_argnums={tuple(self._batch)} name no array with a batch "
-                f"dimension in this call, which has {call.positional} positional arguments"
-            )
-        return dim_of
 
 
 def _unchanged(results: Any, call: StepCall) -> Any:

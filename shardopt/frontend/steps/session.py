@@ -9,7 +9,7 @@ identity, so they always are."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,15 @@ class Session:
             module = load_module(exported.mlir_module_serialized, context, name="init")
             self.run.initialize(module, list(self._state), values)
         return jax.tree.unflatten(exported.out_tree, self._hold_state())
+
+    def hold(self, arrays: Mapping[int, Any]) -> None:
+        """Say that the workers hold these, by argument, without having been given them: another
+        run's state."""
+        self._uploaded |= arrays
+
+    def held_state(self) -> dict[int, int]:
+        """Identity -> argument, of the arrays that stand for the state that the workers hold."""
+        return {id(leaf): k for k, leaf in self._uploaded.items() if k in self._state}
 
     @property
     def state_numbers(self) -> tuple[int, ...]:

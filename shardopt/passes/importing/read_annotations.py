@@ -5,7 +5,8 @@ Needs: no calls (inlining turns annotations of callees into constraints). Holds 
 operation or attribute and no `mhlo.sharding`; every annotation is a `shardopt.sharding` on an
 argument or result of `@main`, or on a `@Sharding` custom call (a marker) behind the value it speaks
 about. What has no such form (unfinished sums, single devices, sharding groups, annotations inside
-of reducers) is named in a warning; shardings of code for one device (`manual`) are an error.
+of reducers) is named in a warning; GSPMD's shardings of code for one device (`manual`) are an
+error, Shardy's regions have been read before (`shardopt-read-manual-regions`).
 
     sdy.mesh @mesh = <["dp"=2]>
     %0 = sdy.sharding_constraint %x <@mesh, [{"dp"}, {?}]> : tensor<8x4xf32>
@@ -30,6 +31,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.annotation import SHARDING, annotation_attr, is_marker
 from shardopt.dialect.attributes import entries
+from shardopt.dialect.manual import MANUAL
 from shardopt.ir.rewriting import functions, identity, op_name, operations, symbol_name
 from shardopt.mesh.annotation import Annotation
 from shardopt.options.names import Annotations
@@ -253,13 +255,17 @@ def _drop(module: ir.Module, main: ir.Operation, pm: PassContext) -> int:
     return dropped
 
 
+# Regions for one device have their mesh in their attributes by now.
+_WITHOUT_SYMBOL = frozenset({"sdy.mesh", MANUAL, "sdy.return"})
+
+
 def _erase_meshes(module: ir.Module) -> None:
     """Meshes that nothing refers to any more; what still does is for the verifier of the form to
     name."""
     left = [
         op
         for op in operations(module.operation)
-        if op.name.startswith("sdy.") and op.name != "sdy.mesh"
+        if op.name.startswith("sdy.") and op.name not in _WITHOUT_SYMBOL
     ]
     # Other functions may still name a mesh in attributes that nobody has read.
     if not left and len(list(functions(module))) == 1:
@@ -290,13 +296,6 @@ class ReadAnnotations(Pass):
         main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
         if main is None:
             return  # a module without an entry is for the verifier to refuse
-        manual = operations(main, ("sdy.manual_computation",))
-        if manual:
-            reason = "which is code for one device of a mesh"
-            raise pm.error(
-                manual[0],
-                f"expected a program for all devices, found 'sdy.manual_computation', {reason}",
-            )
         _refuse_offloading(main, pm)
         # Behind the refusals: without its annotations, code for one device is wrong all the same.
         if self.annotations == "drop":

@@ -17,7 +17,8 @@ is kept apart from the forward loop by a barrier
 
 Later phases cut straight-line code into layers and stages; a loop would be one indivisible
 operation to them. Loops over integers, such as the rounds of a random number generator, stay
-rolled: they cost little and would bloat the module.
+rolled: they cost little and would bloat the module. So does a loop in which the step accumulates
+gradients over parts of its batch: it becomes the microbatch loop.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
+from shardopt.extract.accumulation import NoAccumulation, find_accumulation
 from shardopt.ir.loops import Unroller, trip_count
 from shardopt.ir.rewriting import functions, operations, terminator
 from shardopt.passes.base import Pass, PassContext, option
@@ -66,6 +68,16 @@ def _blocks(module: ir.Module) -> Iterator[ir.Block]:
                 yield block
 
 
+def _accumulation(function: ir.Operation, pm: PassContext) -> ir.Operation | None:
+    """The loop that is to be the microbatch loop."""
+    try:
+        found = find_accumulation(function)
+    except NoAccumulation as error:
+        pm.remark("accumulation", error.at, str(error))
+        return None
+    return None if found is None else found.loop
+
+
 @dataclass(frozen=True)
 class UnrollLoops(Pass):
     name = "shardopt-unroll-loops"
@@ -81,12 +93,13 @@ class UnrollLoops(Pass):
             raise ValueError(f"max-iterations: expected at least 0, found {self.max_iterations}")
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
-        unroller = Unroller(lambda loop: self._iterations(loop, pm))
+        kept = [loop for function in functions(module) if (loop := _accumulation(function, pm))]
+        unroller = Unroller(lambda loop: None if loop in kept else self._iterations(loop, pm))
         unroller.visit(list(functions(module)))
         unroller.erase_unused_constants()
         pm.statistic("loops", unroller.unrolled)
-        kept = [separate_repeats(block) for block in _blocks(module)] if unroller.unrolled else []
-        pm.statistic("recomputing iterations", sum(kept))
+        blocks = _blocks(module) if unroller.unrolled else ()
+        pm.statistic("recomputing iterations", sum(map(separate_repeats, blocks)))
 
     def _iterations(self, loop: ir.Operation, pm: PassContext) -> int | None:
         """How often to write out the body, or None to keep the loop; says why a loop that computes

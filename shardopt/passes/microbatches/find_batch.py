@@ -93,7 +93,7 @@ def find_batch(module: ir.Module) -> FoundBatch:
         trees, tensors, [graph.tensors[result] for result in graph.outputs]
     )
     keys = frozenset(k for k, tensor in enumerate(tensors) if is_key(tensor))
-    step = StepInputs(arguments, graph.outputs, replaced, keys, trees)
+    step = StepInputs(arguments, graph.outputs, replaced, keys, trees, tuple(reader.fed_back))
     search = search_batch(graph, step)
     if not search.batch:
         raise UndecidedBatch(main, _undecided(main, search))

@@ -7,16 +7,24 @@ graph, and the value behind each tensor."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func, mpmd, stablehlo
+from jaxlib.mlir.dialects import func, stablehlo
 
-from shardopt.extract.op_graph import GraphReader, identity_rule
-from shardopt.forms.microbatched_form import MICROBATCH
-from shardopt.graph.microbatching import Accumulator, BodyOp, Splat, TimePlan, View
-from shardopt.graph.op_graph import Op
-from shardopt.ir.rewriting import BARRIER, barrier
+from shardopt.extract.op_graph import GraphReader, free_values, identity_rule
+from shardopt.graph.microbatching import (
+    Accumulator,
+    BodyOp,
+    RegionPlan,
+    Splat,
+    TimePlan,
+    View,
+)
+from shardopt.graph.op_graph import Op, Region
+from shardopt.ir.loops import CONTROL_FLOW
+from shardopt.ir.rewriting import BARRIER, barrier, terminator
 from shardopt.ir.splats import read_splat
 from shardopt.passes.microbatches.batching import (
     Microbatch,
@@ -25,22 +33,52 @@ from shardopt.passes.microbatches.batching import (
     neutral,
     split_blocks,
 )
+from shardopt.passes.microbatches.loop_frame import write_for, write_function
 
 
+@dataclass
 class StepReader(GraphReader):
     """A graph in which an `optimization_barrier` of k values is k ops, so that each may run in its
-    own place."""
+    own place, and in which loops and branches have their regions; `inside` are the readers of
+    those, by the number of the op."""
+
+    inside: dict[int, tuple[StepReader, ...]] = field(default_factory=dict)
 
     def add_ops(self, ops: Iterable[ir.Operation], *, group: int = -1, repeat: int = 1) -> None:
         for op in ops:
             if op.name != BARRIER:
                 super().add_ops([op], group=group, repeat=repeat)
+                if op.name in CONTROL_FLOW:
+                    self._add_regions(op)
                 continue
             for operand, result in zip(op.operands, op.results, strict=True):
                 source, target = self.tensor(operand), self.tensor(result)
                 rule = identity_rule(self.tensors[source].shape)
                 self.handles.append(op)
                 self.ops.append(Op("optimization_barrier", (source,), (target,), rule))
+
+    def _add_regions(self, op: ir.Operation) -> None:
+        number, captured = len(self.ops) - 1, free_values(op)
+        readers, regions = [], []
+        for block in (region.blocks[0] for region in op.regions):
+            reader = StepReader()
+            for value in (*block.arguments, *captured):
+                reader.tensor(value)
+            *body, end = (view.operation for view in block.operations)
+            reader.add_ops(body)
+            graph = reader.graph(map(reader.tensor, end.operands))
+            readers.append(reader)
+            regions.append(Region(graph, len(block.arguments), len(op.operands), reader.splats()))
+        self.inside[number] = tuple(readers)
+        self.ops[number] = replace(self.ops[number], regions=tuple(regions))
+
+    def handle(self, op: int, regions: Sequence[tuple[int, int]] = ()) -> ir.Operation:
+        """The operation behind an op of the graph that `regions` lead to: (op, number of its
+        region), the outermost first."""
+        reader = self
+        for outer, number in regions:
+            reader = reader.inside[outer][number]
+        return reader.handles[op]
 
     def values(self) -> list[ir.Value]:
         """The value behind each tensor."""
@@ -69,7 +107,6 @@ class LoopWriter:
         self.plan = plan
         self.values = reader.values()
         self.loc = main.location
-        self.body_values: dict[View, ir.Value] = {}
 
     def write(self) -> None:
         old_ops = [op.operation for op in self.block.operations]
@@ -79,8 +116,8 @@ class LoopWriter:
         with ir.InsertionPoint(terminator), self.loc:
             captured = self._captured()
             initial = [self._initial(accumulator) for accumulator in self.plan.accumulators]
-            function = self._write_body(captured, initial)
-            loop = self._write_loop(function, captured, initial)
+            self._write_body(captured, initial)
+            loop = write_for(captured, initial, self.plan.num_microbatches, self.loc)
             self._read_results(loop)
         for op in after:
             op.move_before(terminator)
@@ -124,19 +161,6 @@ class LoopWriter:
             type_ = blocks_type(type_, accumulator.view.split, self.plan.num_microbatches)
         return neutral(type_, accumulator.reducer)
 
-    def _write_loop(
-        self, callee: str, captured: Sequence[ir.Value], initial: Sequence[ir.Value]
-    ) -> ir.Operation:
-        types = [value.type for value in initial]
-        index = ir.RankedTensorType.get([], _ui32())
-        loop = mpmd.ForOp(types, initial, _counter(self.plan.num_microbatches)).operation
-        block = loop.regions[0].blocks.append(*types, index, arg_locs=[self.loc] * (len(types) + 1))
-        with ir.InsertionPoint(block):
-            call = mpmd.CallOp(types, [*captured, *block.arguments], callee).operation
-            call.attributes["call_counter"] = _counter(0)
-            mpmd.ReturnOp(list(call.results))
-        return loop
-
     def _read_results(self, loop: ir.Operation) -> None:
         """Every use outside the loop of an accumulated tensor reads the loop's result."""
         for accumulator, result in zip(self.plan.accumulators, loop.results, strict=True):
@@ -148,77 +172,115 @@ class LoopWriter:
 
     # ---- @microbatch ----
 
-    def _write_body(self, captured: Sequence[ir.Value], initial: Sequence[ir.Value]) -> str:
-        results = [value.type for value in initial]
-        types = [
-            *(value.type for value in captured),
-            *results,
-            ir.RankedTensorType.get([], _ui32()),
-        ]
-        signature = ir.FunctionType.get(types, results)
-        point = ir.InsertionPoint(self.module.body)
-        function = func.FuncOp(MICROBATCH, signature, ip=point).operation
-        function.attributes["sym_visibility"] = ir.StringAttr.get("private")
-        block = function.regions[0].blocks.append(*types, arg_locs=[self.loc] * len(types))
+    def _write_body(self, captured: Sequence[ir.Value], initial: Sequence[ir.Value]) -> None:
+        block = write_function(self.module, captured, initial, self.loc)
         arguments = list(block.arguments)
         with ir.InsertionPoint(block):
             microbatch = Microbatch(arguments[-1], self.plan.num_microbatches)
-            self._bind_captured(microbatch, arguments)
-            for handle, group in groupby(
-                self.plan.body, key=lambda body_op: self.reader.handles[body_op.op]
-            ):
-                self._write_ops(microbatch, handle, list(group))
+            body = _BodyWriter(microbatch, self.reader, self._entering(microbatch, arguments))
+            body.write(self.plan.body)
             accumulated = arguments[len(captured) : -1]
             func.ReturnOp(
                 [
-                    self._step(microbatch, *pair)
-                    for pair in zip(self.plan.accumulators, accumulated, strict=True)
+                    _step(microbatch, accumulator, value, body.value(accumulator.view))
+                    for accumulator, value in zip(self.plan.accumulators, accumulated, strict=True)
                 ]
             )
-        return MICROBATCH
 
-    def _bind_captured(self, microbatch: Microbatch, arguments: Sequence[ir.Value]) -> None:
+    def _entering(
+        self, microbatch: Microbatch, arguments: Sequence[ir.Value]
+    ) -> dict[View, ir.Value]:
         views = [*map(View, self.plan.captures), *self.plan.slices]
-        for view, argument in zip(views, arguments, strict=False):
-            value = argument if view.split is None else microbatch.slice(argument, view.split)
-            self.body_values[view] = value
+        return {
+            view: argument if view.split is None else microbatch.slice(argument, view.split)
+            for view, argument in zip(views, arguments, strict=False)
+        }
 
-    def _write_ops(
-        self, microbatch: Microbatch, handle: ir.Operation, body_ops: Sequence[BodyOp]
-    ) -> None:
-        if handle.name == BARRIER:
-            sources = [self._operand(microbatch, body_op.operands[0]) for body_op in body_ops]
-            for body_op, value in zip(
-                body_ops, barrier(sources, handle.location).results, strict=True
-            ):
-                self.body_values[body_op.results[0]] = value
-            return
-        for body_op in body_ops:
-            operands = [self._operand(microbatch, view) for view in body_op.operands]
-            with handle.location:
-                values = microbatch.clone(
-                    handle, operands, [view.split for view in body_op.results]
-                )
-            self.body_values.update(zip(body_op.results, values, strict=True))
 
-    def _operand(self, microbatch: Microbatch, view: View) -> ir.Value:
-        if view.estimate and view not in self.body_values:
-            self.body_values[view] = microbatch.estimate(
-                self.body_values[View(view.tensor)], view.estimate
-            )
-        return self.body_values[view]
+@dataclass(frozen=True)
+class _BodyWriter:
+    """Writes operations of the body, or of a region inside of it, at the insertion point; `values`
+    holds what there is, by the view of it."""
 
-    def _step(
-        self, microbatch: Microbatch, accumulator: Accumulator, accumulated: ir.Value
-    ) -> ir.Value:
-        value = self.body_values[accumulator.view]
-        if accumulator.reducer:
-            return combine(accumulator.reducer, accumulated, value)
-        return (
-            value
-            if accumulator.view.split is None
-            else microbatch.store(accumulated, value, accumulator.view.split)
+    microbatch: Microbatch
+    reader: StepReader
+    values: dict[View, ir.Value]
+
+    def write(self, body_ops: Sequence[BodyOp]) -> None:
+        for handle, group in groupby(body_ops, key=lambda body_op: self.reader.handles[body_op.op]):
+            if handle.name == BARRIER:
+                self._write_barrier(handle, list(group))
+                continue
+            for body_op in group:
+                with handle.location:
+                    values = self._write_op(handle, body_op)
+                self.values.update(zip(body_op.results, values, strict=True))
+
+    def value(self, view: View) -> ir.Value:
+        """Raises KeyError for what the body ops do not make."""
+        if view in self.values:
+            return self.values[view]
+        whole = self.values[View(view.tensor)]
+        if view.estimate:
+            self.values[view] = self.microbatch.estimate(whole, view.estimate)
+        else:
+            assert view.split is not None
+            blocks = split_blocks(whole, view.split, self.microbatch.count)
+            self.values[view] = self.microbatch.slice(blocks, view.split)
+        return self.values[view]
+
+    def _write_barrier(self, handle: ir.Operation, body_ops: Sequence[BodyOp]) -> None:
+        sources = [self.value(body_op.operands[0]) for body_op in body_ops]
+        copies = barrier(sources, handle.location).results
+        for body_op, value in zip(body_ops, copies, strict=True):
+            self.values[body_op.results[0]] = value
+
+    def _write_op(self, handle: ir.Operation, body_op: BodyOp) -> Sequence[ir.Value]:
+        operands = [self.value(view) for view in body_op.operands]
+        splits = [view.split for view in body_op.results]
+        if not body_op.regions:
+            return self.microbatch.clone(handle, operands, splits)
+        types = [
+            self.microbatch.block_type(result.type, split)
+            for result, split in zip(handle.results, splits, strict=True)
+        ]
+        op = ir.Operation.create(
+            handle.name,
+            types,
+            operands[: len(handle.operands)],
+            {name: handle.attributes[name] for name in handle.attributes},
+            regions=len(handle.regions),
         )
+        readers = self.reader.inside[body_op.op]
+        for number, (reader, plan) in enumerate(zip(readers, body_op.regions, strict=True)):
+            self._write_region(handle.regions[number], op.regions[number], reader, plan)
+        return list(op.results)
+
+    def _write_region(
+        self, before: ir.Region, after: ir.Region, reader: StepReader, plan: RegionPlan
+    ) -> None:
+        arguments, end = before.blocks[0].arguments, terminator(before.blocks[0])
+        types = [
+            self.microbatch.block_type(argument.type, view.split)
+            for argument, view in zip(arguments, plan.arguments, strict=True)
+        ]
+        block = after.blocks.append(*types, arg_locs=[end.location] * len(types))
+        values = {inner: self.value(outer) for inner, outer in plan.captures}
+        values.update(zip(plan.arguments, block.arguments, strict=True))
+        body = _BodyWriter(self.microbatch, reader, values)
+        with ir.InsertionPoint(block):
+            body.write(plan.body)
+            results = [body.value(view) for view in plan.results]
+            ir.Operation.create(end.name, [], results, loc=end.location)
+
+
+def _step(
+    microbatch: Microbatch, accumulator: Accumulator, accumulated: ir.Value, value: ir.Value
+) -> ir.Value:
+    if accumulator.reducer:
+        return combine(accumulator.reducer, accumulated, value)
+    split = accumulator.view.split
+    return value if split is None else microbatch.store(accumulated, value, split)
 
 
 def _erase(op: ir.Operation) -> None:
@@ -227,11 +289,3 @@ def _erase(op: ir.Operation) -> None:
     if any(True for result in op.results for _ in result.uses):
         raise AssertionError(f"the plan runs {op.name} only in the body, but @main still reads it")
     op.erase()
-
-
-def _ui32() -> ir.IntegerType:
-    return ir.IntegerType.get_unsigned(32)
-
-
-def _counter(value: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(_ui32(), value)

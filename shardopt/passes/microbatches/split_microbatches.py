@@ -1,9 +1,9 @@
 """Cut a training step into prologue, microbatch loop and epilogue, from the graph alone.
 
-Needs: one `@main` of StableHLO (import phase); loops that carry batched values are unrolled. Holds
-afterwards: `@main` calls `@microbatch` in a rolled `mpmd.for`; what a contraction over the batch
-sums is accumulated by the loop, and its users stand behind it; what the epilogue or a result reads
-of a batched value is collected block by block.
+Needs: one `@main` of StableHLO (import phase). Holds afterwards: `@main` calls `@microbatch` in a
+rolled `mpmd.for`; what a contraction over the batch sums is accumulated by the loop, and its users
+stand behind it; what the epilogue or a result reads of a batched value is collected block by block.
+Loops and branches that carry the batch have the rows of a microbatch inside.
 
     func @main(%w, %x: 8x4) {            func @main(%w, %x: 8x4) {
       %h = dot %x, %w                      %b = reshape %x : 2x4x4
@@ -14,9 +14,14 @@ of a batched value is collected block by block.
 
 1. Find the batch arguments: named by the user, or from where rows go
    (`shardopt.passes.microbatches.find_batch`), and mark them (`shardopt.batch`).
-2. Propagate the batch through the sharding rules (`shardopt.solve.microbatches.time_axis`).
+2. Propagate the batch through the sharding rules (`shardopt.solve.microbatches.time_axis`), and
+   through loops and branches (`shardopt.solve.microbatches.region_axis`).
 3. Place the ops on demand (`shardopt.solve.microbatches.time_plan`).
 4. Write the loop (`shardopt.passes.microbatches.microbatch_loop`).
+
+A loop in which the step accumulates gradients over parts of its batch by itself is the microbatch
+loop already: it is taken as it is (`shardopt.passes.microbatches.adopt_loop`), for as many
+microbatches as it has iterations.
 
 One microbatch needs no batch: with `batch-args=none`, or where none is found, all of the step but
 the updates of its state is the body of a loop of one iteration, whose results replace the
@@ -29,6 +34,9 @@ from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.batch import write_batch
+from shardopt.dialect.manual import MANUAL
+from shardopt.extract.accumulation import PRODUCTS, NoAccumulation, find_accumulation
 from shardopt.extract.batch_arguments import BatchArgument, parse_batch_arguments
 from shardopt.extract.op_graph import sharding_rules
 from shardopt.forms.microbatched_form import MICROBATCH
@@ -38,6 +46,7 @@ from shardopt.ir.loops import CONTROL_FLOW
 from shardopt.ir.rewriting import functions, operations, shape_of, symbol_name
 from shardopt.options.names import BatchCoupling
 from shardopt.passes.base import Pass, PassContext, PassFailure, plan_option
+from shardopt.passes.microbatches.adopt_loop import LoopAdopter
 from shardopt.passes.microbatches.find_batch import (
     UndecidedBatch,
     choose_batch,
@@ -45,16 +54,22 @@ from shardopt.passes.microbatches.find_batch import (
     mark_undecided,
 )
 from shardopt.passes.microbatches.microbatch_loop import LoopWriter, StepReader
-from shardopt.solve.microbatches.time_axis import Batch, CouplingError, TimeAxis, analyse
+from shardopt.solve.microbatches.axis import Batch, CouplingError, Mixing, TimeAxis
+from shardopt.solve.microbatches.time_axis import analyse
 from shardopt.solve.microbatches.time_plan import plan_loop
 from shardopt.solve.microbatches.whole_step import plan_single
 
-_PRODUCTS = (
-    "stablehlo.convolution",
-    "stablehlo.custom_call",
-    "stablehlo.dot",
-    "stablehlo.dot_general",
-)
+_OPAQUE = (*PRODUCTS, "stablehlo.custom_call")
+# What to do instead.
+_ADVICE = {
+    Mixing.PAIRS: "compare rows of groups, along a dimension of their own (reshape the batch to "
+    "groups x rows), or keep the batch whole with num-microbatches=1",
+    Mixing.MOVES: "take parts of the batch along a dimension behind its rows (reshape it to rows x "
+    "parts, and take [:, part]), or keep the batch whole with num-microbatches=1",
+    Mixing.DECIDES: "let each row end by itself in a fixed number of iterations (jnp.where), or "
+    "keep the batch whole with num-microbatches=1",
+    Mixing.OTHER: "num-microbatches=1 keeps the batch whole",
+}
 _WHOLE_STEP = "the loop has one iteration, of the whole step"
 
 
@@ -98,34 +113,38 @@ def _batch(
     cheap = frozenset(
         k
         for k, op in enumerate(reader.handles)
-        if op.name in CONTROL_FLOW and not operations(op, _PRODUCTS)
+        if op.name in CONTROL_FLOW and not operations(op, _OPAQUE)
     )
     return Batch(count, splits, weights, reader.splats(), cheap=cheap)
 
 
 def _explain(error: CouplingError, reader: StepReader, pm: PassContext) -> PassFailure:
-    op = reader.handles[error.op]
+    op = reader.handle(error.op, error.regions)
     message = f"cannot cut the step into microbatches: '{op.name}' {error}"
     if error.origin is None and error.reader is not None:
         user = reader.handles[error.reader]
         return pm.error(
             op,
-            f"{message}, and '{user.name}' needs what it makes{_advice(op)}",
+            f"{message}, and '{user.name}' needs what it makes; {_ADVICE[error.mixing]}",
             [(user, "needed here")],
         )
     if error.origin is None:
-        return pm.error(op, message + _advice(op))
-    origin = reader.handles[error.origin]
+        return pm.error(op, f"{message}; {_ADVICE[error.mixing]}")
+    origin = reader.handle(error.origin, error.regions[: error.origin_depth])
     advice = "batch-coupling=per-microbatch lets each microbatch stand for the whole batch"
     return pm.error(
         op, f"{message} by '{origin.name}'; {advice}", [(origin, "reduced over the batch here")]
     )
 
 
-def _advice(op: ir.Operation) -> str:
-    if op.name not in CONTROL_FLOW:
-        return ""
-    return "; with num-microbatches=1 loops and branches run on the whole batch"
+def _refuse_regions(main: ir.Operation, pm: PassContext) -> None:
+    """Code for one device has the shapes of one mesh: microbatches and stages have others."""
+    for op in operations(main, (MANUAL,)):
+        raise pm.error(
+            op,
+            f"expected no code for one device of a mesh in a step with microbatches and stages, "
+            f"found '{MANUAL}' (`shardopt shard` and `shardopt.shardings` plan it on one mesh)",
+        )
 
 
 @dataclass(frozen=True)
@@ -150,6 +169,9 @@ class SplitMicrobatches(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         main = _find_main(module, pm)
+        _refuse_regions(main, pm)
+        if self._adopt(module, main, pm):
+            return
         batch = self._batch_of(module, main, pm)
         # The terminator alone.
         if len(main.regions[0].blocks[0].operations) == 1:
@@ -168,6 +190,35 @@ class SplitMicrobatches(Pass):
         pm.statistic("captured values", len(plan.captures) + len(plan.slices))
         pm.statistic("accumulators", len(plan.accumulators))
         LoopWriter(module, main, reader, plan).write()
+
+    def _adopt(self, module: ir.Module, main: ir.Operation, pm: PassContext) -> bool:
+        """Take the loop over parts of the batch that the step has itself, if it has one."""
+        try:
+            found = find_accumulation(main)
+        except NoAccumulation as error:
+            pm.remark("accumulation", error.at, str(error))
+            return False
+        if found is None:
+            return False
+        if self.num_microbatches not in (1, found.count):
+            raise pm.error(
+                found.loop,
+                f"the step accumulates over {found.count} parts of its batch itself, which are its "
+                f"microbatches; expected num-microbatches={found.count} (or 1, which takes them "
+                f"as well), found {self.num_microbatches}",
+            )
+        pm.remark(
+            "accumulation",
+            found.loop,
+            f"the step accumulates over {found.count} parts of its batch itself: its loop is the "
+            "microbatch loop",
+        )
+        adopter = LoopAdopter(module, main, found)
+        batch = adopter.batch()
+        adopter.write()
+        write_batch(main, batch)
+        pm.statistic("adopted loops", 1)
+        return True
 
     def _batch_of(
         self, module: ir.Module, main: ir.Operation, pm: PassContext

@@ -21,27 +21,38 @@ next passes obey.
 3. Solve the assignment of strategies on each (`shardopt.passes.sharding.decide.planning`), once
    for meshes that look alike; or take the strategies from a plan file (`plan=`).
 4. Write what was decided (`shardopt.passes.sharding.decide.writing`): strategies, shardings in the
-   types between fragments, what is recomputed, and costs.
+   types between fragments, what is recomputed, and costs; with `frontier`, the plans of other
+   memory budgets too, as figures.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from jaxlib.mlir import ir
 
+from shardopt.cost.frontier import Frontier
 from shardopt.dialect.choices import write_choices
 from shardopt.dialect.cluster import cluster_of
+from shardopt.dialect.manual import MANUAL, read_region
 from shardopt.extract.batch_arguments import parse_batch_arguments
 from shardopt.extract.chosen_plan import main_of
 from shardopt.extract.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
 from shardopt.extract.op_graph import find_unreadable, sharding_rules
+from shardopt.forms.frontier import write_frontier
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import with_overlap
 from shardopt.hardware.memory_limit import check_budget, check_memory_options
+from shardopt.ir.rewriting import operations
 from shardopt.mesh.mesh import Mesh, parse_mesh
-from shardopt.options.names import Annotations, MeshIntraOp, OverlapChoice, Unreduced
+from shardopt.options.names import (
+    Annotations,
+    MeshIntraOp,
+    OverlapChoice,
+    ShardingFormat,
+    Unreduced,
+)
 from shardopt.passes.base import Pass, PassContext, PassFailure, option, plan_option
 from shardopt.passes.from_plan.shardings import recorded
 from shardopt.passes.microbatches.find_batch import UndecidedBatch, find_batch
@@ -50,8 +61,29 @@ from shardopt.passes.sharding.decide.writing import write_plans
 from shardopt.passes.sharding.demands.demand_rules import DemandError
 from shardopt.passes.sharding.demands.demands import obeyed_demands
 from shardopt.passes.sharding.reports.replication import report_replicated
+from shardopt.solve.sharding.budget.frontier import find_frontier
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
+
+
+def _check_regions(main: ir.Operation, mesh: Mesh | None, pm: PassContext) -> None:
+    """Manual regions lie on the mesh that they were written for, and on no other."""
+    for op in operations(main, (MANUAL,)):
+        region = read_region(op)
+        listed = ", ".join(f"{name}={size}" for name, size in region.axes)
+        if mesh is None:
+            raise pm.error(
+                op,
+                f"expected no code for one device of a mesh ({listed}) in a module with stages, "
+                f"found '{MANUAL}'",
+            )
+        if region.on(mesh) is None:
+            raise pm.error(
+                op,
+                f"expected a mesh with the axes that '{MANUAL}' is written for ({listed}), found "
+                f"{mesh}",
+            )
 
 
 @dataclass(frozen=True)
@@ -78,8 +110,10 @@ class ChooseShardings(Pass):
     batch_args: tuple[str, ...] = plan_option("batch_args", default=("auto",))
     annotations: Annotations = plan_option("annotations")
     constraints: str = plan_option("constraints")
-    sharding_format: Literal["mhlo", "sdy"] = option(
-        "mhlo", help="form of the shardings of a module without stages; sdy lets its sums stay open"
+    sharding_format: ShardingFormat = option(
+        "mhlo",
+        help="form of the shardings of a module without stages: what GSPMD or Shardy reads, or the "
+        "program of one device with collectives; only the latter two let sums stay open",
     )
     memory_fraction: float = plan_option("memory_fraction")
     explain: str = plan_option("explain")
@@ -88,6 +122,11 @@ class ChooseShardings(Pass):
     unreduced: Unreduced = plan_option("unreduced")
     time_limit: float = plan_option("time_limit")
     plan: str = plan_option("plan")
+    frontier: int = option(
+        0,
+        help="also find the fastest plan at every memory budget, of a module without stages, with "
+        "at most so many searches; 0: do not",
+    )
 
     def __post_init__(self) -> None:
         check_memory_options(self.memory_fraction, self.memory_budget)
@@ -95,6 +134,8 @@ class ChooseShardings(Pass):
             raise ValueError(f"gap must not be negative, found {self.gap}")
         if self.time_limit <= 0:
             raise ValueError(f"time-limit must be positive, found {self.time_limit}")
+        if self.frontier < 0:
+            raise ValueError(f"frontier must not be negative, found {self.frontier}")
         parse_batch_arguments(self.batch_args)
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
@@ -121,15 +162,29 @@ class ChooseShardings(Pass):
         cluster = with_overlap(cluster_of(module, self.cluster, self.profile), self.overlap)
         check_budget(cluster, self.memory_budget)
         mesh = None if is_staged(main) else self._mesh(cluster)
-        if mesh is None and self.sharding_format == "sdy":
-            raise UserError("expected sharding-format=mhlo for a module with stages, found sdy")
+        if mesh is None and self.sharding_format != "mhlo":
+            raise UserError(
+                "expected sharding-format=mhlo for a module with stages, found "
+                f"{self.sharding_format}"
+            )
+        if mesh is None and self.frontier:
+            raise UserError(
+                "expected a module without stages for a frontier, found one with stages"
+            )
+        _check_regions(main, mesh, pm)
         # Before the graphs are read, as demands put markers into the module.
-        demands = obeyed_demands(module, main, mesh, self.constraints, self.annotations, pm)
+        # Between fragments tiles are even, and where no partitioner pads them.
+        padded = mesh is not None and self.sharding_format != "collectives"
+        demands = obeyed_demands(
+            module, main, mesh, self.constraints, self.annotations, pm, padded=padded
+        )
         graphs = self._extract(module, main, mesh, pm)
         solved = self.planner(self, cluster, demands, pm).plans(graphs)
         if mesh is None:
             pairs = zip(graphs, solved, strict=True)
             write_choices(main, {graph.mesh.name: recorded(graph, each) for graph, each in pairs})
+        elif self.frontier:
+            write_frontier(main, self._frontier(solved[0].problem))
         for graph in graphs:
             report_replicated(graph, pm)
         write_plans(module, main, graphs, [each.plan for each in solved if each.plan is not None])
@@ -144,6 +199,14 @@ class ChooseShardings(Pass):
         if self.intra_op == "auto":
             return graphs
         return tuple(replace(graph, method=self.intra_op) for graph in graphs)
+
+    def _frontier(self, problem: IntraOpProblem) -> Frontier:
+        return find_frontier(
+            problem,
+            self.frontier,
+            time_limit_seconds=self.time_limit,
+            gap_tolerance=self.gap,
+        )
 
     def _find_batch(
         self, module: ir.Module, main: ir.Operation, graph: MeshGraph, pm: PassContext

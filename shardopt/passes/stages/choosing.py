@@ -124,7 +124,7 @@ class StageChooser:
         """The step by layers, and the configs that its stages may have."""
         options, cluster = self.options, self.cluster
         step, input_kinds = read_step(program, options.batch_args)
-        step = replace(step, merged_kernels=cluster.merges_kernels)
+        step = replace(step, fusing=cluster.fusing)
         limits = [
             memory_limit(group.device, options.memory_fraction, options.memory_budget)
             for group in cluster.groups

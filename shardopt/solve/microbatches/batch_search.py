@@ -22,7 +22,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardopt.graph.op_graph import OpGraph
-from shardopt.solve.microbatches.row_flow import RowFlow, Rows, follow_rows, has_products
+from shardopt.solve.microbatches.row_flow import (
+    FedBack,
+    RowFlow,
+    Rows,
+    follow_rows,
+    has_products,
+)
 
 # Share of the work of the largest family that a batch has at least, or a family that disputes it.
 _LARGE_SHARE = 0.5
@@ -35,14 +41,15 @@ _MOST = 0.5
 @dataclass(frozen=True)
 class StepInputs:
     """Tensors of a graph: the arguments of a step, its results, which result replaces which
-    argument (by number), arguments that are not considered, such as random keys, and the tree that
-    each argument is a leaf of."""
+    argument (by number), arguments that are not considered, such as random keys, the tree that each
+    argument is a leaf of, and what the loops of the graph hand on to their next iteration."""
 
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     replaced: Mapping[int, int]
     ignored: frozenset[int]
     trees: tuple[str, ...]
+    fed_back: tuple[FedBack, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,7 @@ class _Reader:
 
     def __init__(self, graph: OpGraph, step: StepInputs) -> None:
         self.graph, self.step = graph, step
-        self.flow = follow_rows(graph, step.arguments)
+        self.flow = follow_rows(graph, step.arguments, step.fed_back)
         self.leaves = Counter(
             step.trees[k] for k in _brought(step) if graph.tensors[step.arguments[k]].shape
         )

@@ -9,13 +9,14 @@ sums over them, or mixes them:
     %d = subtract %h, %m          %x:0 is mixed: each row needs what all rows have gone into
     %e = gather %table[%ids]      %table:0 is looked up by an index from elsewhere
 
-Rows that meet on one factor run side by side. Sets of rows are integers, bit k for rows k: a module
-has thousands of rows and tens of thousands of operations."""
+Loops are read as often as rows come back in what they carry, so that the rows of a recurrent state
+are those of its inputs. Rows that meet on one factor run side by side. Sets of rows are integers,
+bit k for rows k: a module has thousands of rows and tens of thousands of operations."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
 
@@ -25,6 +26,9 @@ from shardopt.solve.microbatches.batch_factors import locate, moves_along, split
 from shardopt.solve.microbatches.time_axis import HEAVY
 
 _SLICES = frozenset({"slice", "dynamic_slice"})
+
+# Of a loop: (tensor that enters it, tensor that takes its place in the next iteration).
+FedBack = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, order=True)
@@ -58,8 +62,9 @@ class RowFlow:
     flops: dict[int, float]
 
 
-def follow_rows(graph: OpGraph, inputs: Sequence[int]) -> RowFlow:
-    """Of the tensors `inputs`, by their position there. A dimension of one element has no rows."""
+def follow_rows(graph: OpGraph, inputs: Sequence[int], fed_back: Sequence[FedBack] = ()) -> RowFlow:
+    """Of the tensors `inputs`, by their position there. A dimension of one element has no rows.
+    `fed_back` has an entry for each loop of the graph."""
     rows = tuple(
         Rows(number, dim)
         for number, tensor in enumerate(inputs)
@@ -67,8 +72,10 @@ def follow_rows(graph: OpGraph, inputs: Sequence[int]) -> RowFlow:
         if extent > 1
     )
     walk = _Walk(graph, inputs, rows)
-    for op in graph.ops:
-        walk.visit(op)
+    walk.run(range(len(graph.ops)), dict(enumerate(fed_back)))
+    flops: dict[int, float] = defaultdict(float)
+    for live, each in walk.work.values():
+        flops[live] += each
     return RowFlow(
         rows=rows,
         kept=tuple(walk.kept),
@@ -77,7 +84,7 @@ def follow_rows(graph: OpGraph, inputs: Sequence[int]) -> RowFlow:
         looked_up=walk.looked_up,
         parted=walk.parted,
         met=frozenset(walk.met),
-        flops=dict(walk.flops),
+        flops=dict(flops),
     )
 
 
@@ -123,13 +130,57 @@ class _Walk:
         self.mixed = self.looked_up = self.parted = 0
         self.extents = [graph.tensors[inputs[each.number]].shape[each.dim] for each in rows]
         self.met: set[int] = set()
-        self.flops: dict[int, float] = defaultdict(float)
+        self.work: dict[int, tuple[int, float]] = {}
+        self.begun: dict[int, list[int]] = defaultdict(list)
+        for number, (start, stop) in enumerate(graph.loops):
+            if start < stop:
+                self.begun[start].append(number)
         self.has_products = has_products(graph)
         for number, (owner, dim) in enumerate((each.number, each.dim) for each in rows):
             extent = graph.tensors[inputs[owner]].shape[dim]
             self.kept[inputs[owner]][Split(dim, 1, extent)] = 1 << number
 
-    def visit(self, op: Op) -> None:
+    def run(self, span: range, loops: Mapping[int, FedBack]) -> None:
+        """Visit the ops of `span`, and the loops inside of it as often as needed."""
+        position = span.start
+        while position < span.stop:
+            # Loops are numbered behind those inside of them.
+            outer = max((k for k in self.begun[position] if k in loops), default=None)
+            if outer is None:
+                self.visit(position)
+                position += 1
+                continue
+            stop = self.graph.loops[outer][1]
+            inside = {k: loop for k, loop in loops.items() if k < outer}
+            self._run_loop(range(position, stop), loops[outer], inside)
+            position = stop
+
+    def _run_loop(self, span: range, fed_back: FedBack, inside: Mapping[int, FedBack]) -> None:
+        # What enters may have other readers, which see nothing of the loop.
+        entering = {before: self._facts(before) for before, _ in fed_back}
+        is_new = True
+        while is_new:
+            self.run(span, inside)
+            joined = [self._join(before, after) for before, after in fed_back]
+            is_new = any(joined)
+        for tensor, facts in entering.items():
+            self.kept[tensor], self.summed[tensor], self.mixed_in[tensor] = facts
+
+    def _facts(self, tensor: int) -> tuple[dict[Split, int], int, int]:
+        return self.kept[tensor], self.summed[tensor], self.mixed_in[tensor]
+
+    def _join(self, before: int, after: int) -> bool:
+        """Whether `after` has rows that `before` had not."""
+        old = self._facts(before)
+        kept = dict(old[0])
+        for split, rows in self.kept[after].items():
+            kept[split] = kept.get(split, 0) | rows
+        new = kept, old[1] | self.summed[after], old[2] | self.mixed_in[after]
+        self.kept[before], self.summed[before], self.mixed_in[before] = new
+        return new != old
+
+    def visit(self, index: int) -> None:
+        op = self.graph.ops[index]
         operands = op.operands
         heavy = op.name in HEAVY or op.rule is None
         behind_products = heavy or any(self.behind_products[t] for t in operands)
@@ -144,7 +195,7 @@ class _Walk:
             # Four ways to need other rows: no factor carries a row on, a row stands on two factors
             # (each meets all others), data moves along it, or it meets what all rows went into.
             mixed |= gone | carried.paired | _moved(op, carried) | self._coupled(op, carried)
-            self._count(op, carried, gone)
+            self._count(index, carried, gone)
             for position, result in enumerate(op.results):
                 kept = _on_result(op.rule, carried, position, gone)
                 if gone and not behind_products and (op.name != "gather" or self._shuffles(op)):
@@ -217,11 +268,12 @@ class _Walk:
         inputs alone are cheap to have before."""
         return carried.all & _union(self.summed[t] for t in op.operands if self.behind_products[t])
 
-    def _count(self, op: Op, carried: _Carried, gone: int) -> None:
+    def _count(self, index: int, carried: _Carried, gone: int) -> None:
+        op = self.graph.ops[index]
         self.met.update(rows for rows in carried.on.values() if rows & (rows - 1))
         live = carried.all & ~gone
         if live and (op.name in HEAVY or not self.has_products):
-            self.flops[live] += op.flops * op.repeat
+            self.work[index] = live, op.flops * op.repeat
 
     def _keep_shuffled(self, op: Op, result: int, gone: int, kept: dict[Split, int]) -> None:
         """Where an operation on inputs mixes rows and makes as many, they are rows again."""

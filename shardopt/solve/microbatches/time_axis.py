@@ -3,15 +3,8 @@ it is summed.
 
 A batch cut into B microbatches is a virtual mesh axis of size B: microbatch i owns block i of every
 dimension that carries the batch. `analyse` walks the ops once in program order, with their sharding
-rules, and gives each tensor one of four kinds:
-
-* CONST: does not depend on the batch; it may still have the batch's extent (a mask, random bits)
-  and is then sliced;
-* BATCHED: one dimension carries the batch (its `Split`); if the op has no cut, it runs on the full
-  batch before the loop, and its result is sliced;
-* PARTIAL: a contraction over the batch; every microbatch contributes one term, combined by
-  `reducer`;
-* WHOLE: depends on the complete batch, so it exists only after the loop.
+rules, and gives each tensor one of the four kinds of `shardopt.solve.microbatches.axis`. Loops and
+branches that carry the batch are walked inside (`shardopt.solve.microbatches.region_axis`).
 
 An op that needs a WHOLE or PARTIAL value next to a BATCHED one, or that mixes rows of the batch,
 *couples* the microbatches. That is harmless when it is `light` (made of batch inputs alone, cheap
@@ -21,87 +14,30 @@ microbatch stand for the whole batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import gcd
 
 from shardopt.graph.microbatching import Cut, Splat, Split
-from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.graph.op_graph import Op, OpGraph, Region
+from shardopt.solve.microbatches.accumulation import Accumulation
+from shardopt.solve.microbatches.axis import (
+    IDEMPOTENT,
+    NEUTRAL,
+    AxisKind,
+    Batch,
+    CouplingError,
+    Mixing,
+    RegionAxis,
+    State,
+    TimeAxis,
+)
 from shardopt.solve.microbatches.batch_factors import locate, moves_along, result_split
-from shardopt.support.errors import UserError
+from shardopt.solve.microbatches.region_axis import flow_regions
 
 # Ops whose cost makes a second, full-batch execution pointless: the microbatch body exists for
 # them.
 HEAVY = frozenset({"dot_general", "convolution", "while", "case", "custom_call"})
-# For these a repeated or non-neutral start value would be counted once per microbatch.
-_NEUTRAL = {"add": 0, "multiply": 1, "xor": 0}
-_IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
-# Ops that copy elements, unless they repeat some.
-_LAYOUT = frozenset({"reshape", "transpose", "optimization_barrier", "broadcast_in_dim"})
-_FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
-
-
-class AxisKind(Enum):
-    CONST = "const"
-    BATCHED = "batched"
-    PARTIAL = "partial"
-    WHOLE = "whole"
-
-
-@dataclass(frozen=True)
-class State:
-    kind: AxisKind
-    split: Split | None = None
-    reducer: str = ""
-    light: bool = True
-
-
-class CouplingError(UserError):
-    """`op` (index) mixes microbatches; `origin` is the op that made the accumulated value it needs,
-    or None; `reader` an op of the model that needs what it makes, where one is known."""
-
-    def __init__(self, message: str, op: int, origin: int | None = None) -> None:
-        super().__init__(message)
-        self.op = op
-        self.origin = origin
-        self.reader: int | None = None
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What is split and how.
-
-    `splits` gives the batch dimension of each batch input; `weights` are the inputs no full-batch
-    computation may read; `splats` the constants whose elements are all equal; `cheap` the loops and
-    branches (by index) without products of matrices."""
-
-    num_microbatches: int
-    splits: Mapping[int, Split]
-    weights: frozenset[int] = frozenset()
-    splats: Mapping[int, Splat] | None = None
-    per_microbatch: bool = False
-    cheap: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class TimeAxis:
-    """The kind of every tensor, the factor that carries the batch of every op, and the accepted
-    couplings.
-
-    `terms` gives, for an op that computes on the terms of an accumulation, the operands it reads
-    so."""
-
-    graph: OpGraph
-    batch: Batch
-    states: tuple[State, ...]
-    cuts: tuple[Cut | None, ...]
-    couplings: tuple[int, ...]
-    terms: Mapping[int, frozenset[int]]
-
-    def op_state(self, op: Op) -> State:
-        """Results of one op are of one kind."""
-        return self.states[op.results[0]]
 
 
 def analyse(graph: OpGraph, batch: Batch) -> TimeAxis:
@@ -110,38 +46,60 @@ def analyse(graph: OpGraph, batch: Batch) -> TimeAxis:
     for index in range(len(graph.ops)):
         walk.visit(index)
     walk.refuse_couplings()
-    return TimeAxis(
-        graph=graph,
-        batch=batch,
-        states=tuple(walk.states),
-        cuts=tuple(walk.cuts),
-        couplings=tuple(walk.couplings),
-        terms=walk.terms,
+    return walk.axis()
+
+
+def _analyse_region(
+    batch: Batch, region: Region, states: Sequence[State], splats: Mapping[int, Splat]
+) -> TimeAxis:
+    inside = replace(
+        batch,
+        splits={},
+        weights=frozenset(),
+        cheap=frozenset(),
+        splats={**region.splats, **splats},
     )
-
-
-def is_layout(graph: OpGraph, op: Op) -> bool:
-    """Whether the op only moves elements: worth doing on a partial value only if something that
-    shrinks it follows."""
-    sizes = {graph.tensors[t].size_bytes for t in (*op.operands, *op.results)}
-    return op.name in _LAYOUT and len(sizes) == 1
+    walk = _Walk(region.graph, inside, states)
+    for index in range(len(region.graph.ops)):
+        walk.visit(index)
+    return walk.axis()
 
 
 class _Walk:
-    """The forward pass; `visit` must see ops in program order."""
+    """The forward pass; `visit` must see ops in program order. In a region, `entering` are the
+    states of its first tensors, none of them light: there is no place before or behind."""
 
-    def __init__(self, graph: OpGraph, batch: Batch) -> None:
+    def __init__(
+        self, graph: OpGraph, batch: Batch, entering: Sequence[State] | None = None
+    ) -> None:
         self.graph = graph
+        self.is_region = entering is not None
         self.batch = batch
         self.producers = graph.producers()
         self.consumers = graph.consumers()
-        self.outputs = frozenset(graph.outputs)
         self.splats = dict(batch.splats or {})
         self.states = [self._input(tensor) for tensor in range(len(graph.tensors))]
+        self.states[: len(entering or ())] = entering or ()
         self.cuts: list[Cut | None] = [None] * len(graph.ops)
         self.couplings: dict[int, CouplingError] = {}
         self.estimated: set[int] = set()
         self.terms: dict[int, frozenset[int]] = {}
+        self.regions: dict[int, RegionAxis] = {}
+        outputs = frozenset(graph.outputs)
+        self.accumulation = Accumulation(
+            graph, batch, self.is_region, self.splats, self.estimated, outputs
+        )
+
+    def axis(self) -> TimeAxis:
+        return TimeAxis(
+            graph=self.graph,
+            batch=replace(self.batch, splats=self.splats),
+            states=tuple(self.states),
+            cuts=tuple(self.cuts),
+            couplings=tuple(self.couplings),
+            terms=self.terms,
+            regions=self.regions,
+        )
 
     def _input(self, tensor: int) -> State:
         split = self.batch.splits.get(tensor)
@@ -161,12 +119,18 @@ class _Walk:
             return
         is_cheap = op.name not in HEAVY and op.rule is not None
         light = light and (is_cheap or index in self.batch.cheap)
-        if AxisKind.BATCHED not in kinds:
+        holds_terms = bool(op.regions) and self.is_region and AxisKind.PARTIAL in kinds
+        if AxisKind.BATCHED not in kinds and not holds_terms:
             self._after_reduction(index, op, operands, light)
             return
         try:
-            self._batched(index, op, operands, light)
+            if op.regions:
+                self._enter_regions(index, op, operands, light)
+            else:
+                self._batched(index, op, operands, light)
         except CouplingError as error:
+            if self.is_region:
+                raise
             # What is light runs on the full batch before the loop, where all rows are there.
             if not light:
                 self.couplings[index] = error
@@ -188,12 +152,12 @@ class _Walk:
             self.splats[op.results[0]] = self.splats[op.operands[0]]
 
     def _after_reduction(self, index: int, op: Op, operands: list[State], light: bool) -> None:
-        """Of accumulated values: still one term a microbatch where `_keeps_partial`, else known
+        """Of accumulated values: still one term a microbatch where `keeps_partial`, else known
         after the loop."""
         terms = {
             t: s for t, s in zip(op.operands, operands, strict=True) if s.kind is AxisKind.PARTIAL
         }
-        if terms and self._keeps_partial(op, terms):
+        if terms and self.accumulation.keeps_partial(op, terms):
             self.terms[index] = frozenset(terms)
             self._set(
                 op, State(AxisKind.PARTIAL, reducer=next(iter(terms.values())).reducer, light=light)
@@ -201,49 +165,8 @@ class _Walk:
         else:
             self._set(op, State(AxisKind.WHOLE, light=light))
 
-    def _keeps_partial(self, op: Op, terms: Mapping[int, State]) -> bool:
-        """Whether accumulating the result is as exact as, and no larger than, accumulating the
-        terms it is made of.
-
-        Light terms never enter the body, so nothing is gained for them; of a term with other users,
-        both the term and the result would be accumulated."""
-        if any(state.light for state in terms.values()):
-            return False
-        if not self.batch.per_microbatch and any(
-            len(self.consumers[t]) > 1 or t in self.outputs for t in terms
-        ):
-            return False
-        if is_layout(self.graph, op):
-            return True
-        # Only sums commute with the linear operations below.
-        if any(state.reducer != "add" for state in terms.values()):
-            return False
-        if op.name in ("add", "subtract", "negate"):
-            return all(t in terms or self.splats.get(t) == 0 for t in op.operands)
-        if op.name == "convert":
-            return self._widens(op)
-        if op.name in ("multiply", "divide"):
-            return self._scales(op, terms)
-        is_sum = op.name == "reduce" and op.reducer == "add" and len(op.operands) == 2
-        return is_sum and self.splats.get(op.operands[1]) == 0
-
-    def _scales(self, op: Op, terms: Mapping[int, State]) -> bool:
-        """A gradient times a statistic that each microbatch estimates: both must be of the same
-        microbatch."""
-        first, second = op.operands
-        scale = first if op.name == "multiply" and second in terms else second
-        return scale in self.estimated and scale not in terms
-
-    def _widens(self, op: Op) -> bool:
-        """Accumulating after a widening conversion costs memory but keeps the precision the user
-        asked for."""
-        before, after = (
-            _FLOAT_BITS.get(self.graph.tensors[t].dtype, 0) for t in (op.operands[0], op.results[0])
-        )
-        return 0 < before < after
-
     def _batched(self, index: int, op: Op, operands: list[State], light: bool) -> None:
-        self._use_accumulated(index, op, operands)
+        self._use_accumulated(index, operands, op.operands)
         cut = self._find_cut(index, op, operands)
         assert op.rule is not None
         splits = [result_split(op, k, cut) for k in range(len(op.results))]
@@ -257,6 +180,39 @@ class _Walk:
             self._set(op, State(AxisKind.PARTIAL, reducer=op.reducer or "", light=light))
         self.cuts[index] = cut
 
+    def _enter_regions(self, index: int, op: Op, operands: list[State], light: bool) -> None:
+        """What a loop or branch carries. Sums over the batch may enter it, and what decides about
+        it or is known behind the microbatch loop may not."""
+        for position, state in enumerate(operands):
+            is_decision = op.name != "while" and position == 0
+            if state.kind is AxisKind.WHOLE or is_decision:
+                self._use_accumulated(index, [state], [op.operands[position]])
+        try:
+            axis = flow_regions(
+                index,
+                op,
+                [_entering(state) for state in operands],
+                self.splats,
+                lambda *region: _analyse_region(self.batch, *region),
+            )
+        except CouplingError as error:
+            self._find_origin(op, error)
+            raise
+        self.regions[index] = axis
+        for result, state in zip(op.results, axis.results, strict=True):
+            self.states[result] = replace(state, light=light)
+
+    def _find_origin(self, op: Op, error: CouplingError) -> None:
+        """Where what an op in a region needs comes from, if from here."""
+        if error.needs is None:
+            return
+        # The region that it stands in, seen from here.
+        tensor = op.operands[op.regions[error.regions[0][1]].operand(error.needs)]
+        error.needs = None
+        if self.states[tensor].kind in (AxisKind.PARTIAL, AxisKind.WHOLE):
+            error.origin, error.origin_depth = self.origin(tensor), 0
+            error.needs = tensor if error.origin is None else None
+
     def _resliced(self, result: int, op: Op, operands: list[State]) -> Split | None:
         """Where rows that a light op has mixed (shuffled, sorted, summed up to each) are rows of a
         result: on the full batch before the loop it is exact, and so are slices of its results."""
@@ -268,14 +224,20 @@ class _Walk:
         keeps_rows = shape[split.dim : split.dim + 1] == (rows,)
         return split if keeps_rows and split.extent % self.batch.num_microbatches == 0 else None
 
-    def _use_accumulated(self, index: int, op: Op, operands: list[State]) -> None:
+    def _use_accumulated(
+        self, index: int, operands: Sequence[State], tensors: Sequence[int]
+    ) -> None:
         """Accumulated operands of a batched op are light, or stand for the batch in every
         microbatch, or an error."""
-        for tensor, state in zip(op.operands, operands, strict=True):
+        for tensor, state in zip(tensors, operands, strict=True):
             if state.kind in (AxisKind.PARTIAL, AxisKind.WHOLE) and not state.light:
                 if not self.batch.per_microbatch:
+                    origin = self.origin(tensor)
                     raise CouplingError(
-                        "needs a value reduced over the whole batch", index, self.origin(tensor)
+                        "needs a value reduced over the whole batch",
+                        index,
+                        origin,
+                        tensor if origin is None else None,
                     )
                 self._estimate(tensor)
 
@@ -292,7 +254,7 @@ class _Walk:
             ):
                 continue
             self.estimated.add(tensor)
-            if state.kind is AxisKind.WHOLE:
+            if state.kind is AxisKind.WHOLE and self.producers[tensor] >= 0:
                 pending.extend(self.graph.ops[self.producers[tensor]].operands)
 
     def _find_cut(self, index: int, op: Op, operands: list[State]) -> Cut:
@@ -316,7 +278,9 @@ class _Walk:
                 cut.factor,
                 cut.outer,
             ):
-                raise CouplingError("pairs every row of the batch with every other row", index)
+                raise CouplingError(
+                    "pairs every row of the batch with every other row", index, mixing=Mixing.PAIRS
+                )
             cut = (
                 operand_cut
                 if cut is None
@@ -330,16 +294,16 @@ class _Walk:
                 index,
             )
         if moves_along(op, cut):
-            raise CouplingError("moves data along the batch", index)
+            raise CouplingError("moves data along the batch", index, mixing=Mixing.MOVES)
         return cut
 
     def _check_reduction(self, index: int, op: Op) -> None:
         """The per-microbatch results must combine to the result for the whole batch."""
         if op.name == "gather":
             raise CouplingError("looks rows of the batch up by index", index)
-        if op.reducer in _IDEMPOTENT:
+        if op.reducer in IDEMPOTENT:
             return
-        if op.reducer not in _NEUTRAL:
+        if op.reducer not in NEUTRAL:
             raise CouplingError(
                 "reduces over the batch with a combination that is not a single associative op",
                 index,
@@ -350,16 +314,17 @@ class _Walk:
         elif op.name == "scatter":
             starts = op.operands[: len(op.results)]
         for tensor in starts:
-            if tensor not in self.splats or self.splats[tensor] != _NEUTRAL[op.reducer]:
+            if tensor not in self.splats or self.splats[tensor] != NEUTRAL[op.reducer]:
                 raise CouplingError(
-                    f"combines the batch into a start value that is not {_NEUTRAL[op.reducer]}",
+                    f"combines the batch into a start value that is not {NEUTRAL[op.reducer]}",
                     index,
                 )
 
     def origin(self, tensor: int) -> int | None:
         """The op that accumulates over (or couples) the batch, from which `tensor` is computed."""
         while (index := self.producers[tensor]) >= 0:
-            if self.cuts[index] is not None or index in self.couplings:
+            made_here = self.cuts[index] is not None or index in self.regions
+            if made_here or index in self.couplings:
                 return index
             kinds = ((t, self.states[t].kind) for t in self.graph.ops[index].operands)
             tensor = next(
@@ -380,8 +345,16 @@ class _Walk:
             if causes and op.name in HEAVY:
                 # The first one: those behind it may be consequences.
                 error = self.couplings[min(causes)]
-                readers = self.consumers[op.results[0]] if index == error.op else (index,)
+                readers = self.consumers[op.results[0]] if index == min(causes) else (index,)
                 error.reader = min(readers, default=None)
                 raise error
             if causes:
                 cause.update((result, min(causes)) for result in op.results)
+
+
+def _entering(state: State) -> State:
+    """An operand of a loop or branch as its regions see it. What is known before the microbatch
+    loop, or stands for the batch in every microbatch, is one value to them."""
+    if state.kind is AxisKind.WHOLE or (state.kind is AxisKind.PARTIAL and state.light):
+        return State(AxisKind.CONST, light=False)
+    return replace(state, light=False)

@@ -7,35 +7,44 @@ stands after it, next to the updates that use it.
 
 A value with batch extent that does not depend on the batch (a mask, an iota, a broadcast bias) is
 made in the body at microbatch size where its sharding rule allows that; otherwise it is made once
-before the loop and sliced."""
+before the loop and sliced. Inside of loops and branches there is only the body, and such a value
+is made and sliced there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from shardopt.graph.microbatching import Accumulator, BodyOp, Cut, Split, TimePlan, View
+from shardopt.graph.microbatching import (
+    Accumulator,
+    BodyOp,
+    Cut,
+    RegionPlan,
+    Split,
+    TimePlan,
+    View,
+)
 from shardopt.graph.op_graph import Op
+from shardopt.solve.microbatches.accumulation import is_layout
+from shardopt.solve.microbatches.axis import (
+    WITHOUT_ESTIMATE,
+    AxisKind,
+    CouplingError,
+    RegionAxis,
+    State,
+    TimeAxis,
+)
 from shardopt.solve.microbatches.batch_factors import (
     locate,
     moves_along,
     operand_split,
     result_split,
 )
-from shardopt.solve.microbatches.time_axis import (
-    HEAVY,
-    AxisKind,
-    CouplingError,
-    TimeAxis,
-    is_layout,
+from shardopt.solve.microbatches.sources import (
+    MAX_CLONED_OPS,
+    count_cloned_ops,
+    find_sources,
 )
-
-# Values computed from constants and iotas by at most this many cheap ops are recomputed in the
-# body, so that no argument carries them to every stage; XLA fuses such chains into their users.
-MAX_CLONED_OPS = 64
-# A block of these is not the same op at a smaller size: random numbers depend on the position in
-# the full result.
-_UNSPLITTABLE = frozenset({"rng", "rng_bit_generator", "custom_call"})
 
 
 class ValuePlace(IntEnum):
@@ -50,10 +59,9 @@ class ValuePlace(IntEnum):
 def plan_loop(axis: TimeAxis) -> TimePlan:
     """Raises CouplingError when an estimate is needed where no op of the body can make it."""
     walk = _Placement(axis)
-    for index in reversed(range(len(axis.graph.ops))):
-        walk.visit(index)
-    for tensor in axis.graph.inputs:
-        walk.visit_input(tensor)
+    for tensor in axis.graph.outputs:
+        walk.want_result(tensor)
+    walk.visit_all()
     return walk.plan()
 
 
@@ -72,43 +80,23 @@ class _Placement:
         self.axis = axis
         self.graph = axis.graph
         self.demands = [_Demand() for _ in axis.graph.tensors]
-        self.cloned_ops = self._cloned_ops()
-        self.sources = self._sources()
+        self.cloned_ops = count_cloned_ops(axis.graph)
+        self.sources = find_sources(axis.graph)
         self.places = [ValuePlace.NOWHERE] * len(axis.graph.ops)
         self.body: dict[tuple[int, Cut | None], None] = {}
         self.captures: set[int] = set()
         self.slices: dict[View, None] = {}
         self.accumulators: dict[int, Accumulator] = {}
-        for tensor in axis.graph.outputs:
-            self._want_main(tensor, ValuePlace.EPILOGUE)
+        self.region_plans: dict[int, tuple[RegionPlan, ...]] = {}
 
-    def _cloned_ops(self) -> list[int]:
-        """For each tensor an upper bound on the ops of its cone, if cheap and made of constants
-        only; else too many."""
-        count = [MAX_CLONED_OPS + 1] * len(self.graph.tensors)
-        for op in self.graph.ops:
-            opaque = op.rule is None or op.name in HEAVY or op.name in _UNSPLITTABLE
-            total = 1 + sum(count[t] for t in op.operands)
-            if not opaque and total <= MAX_CLONED_OPS:
-                for result in op.results:
-                    count[result] = total
-        return count
+    def want_result(self, tensor: int) -> None:
+        self._want_main(tensor, ValuePlace.EPILOGUE)
 
-    def _sources(self) -> list[frozenset[int]]:
-        """For each tensor the results of opaque ops that the body must be given to make it; itself
-        if it is smaller.
-
-        So of random bits, and the mask made from them, the mask is sliced.
-        """
-        sources: list[frozenset[int]] = [frozenset()] * len(self.graph.tensors)
-        for op in self.graph.ops:
-            opaque = op.rule is None or op.name in _UNSPLITTABLE
-            read = frozenset().union(*(sources[t] for t in op.operands))
-            size = sum(self.graph.tensors[t].size_bytes for t in read)
-            for result in op.results:
-                is_source = opaque or size > self.graph.tensors[result].size_bytes
-                sources[result] = frozenset({result}) if is_source else read
-        return sources
+    def visit_all(self) -> None:
+        for index in reversed(range(len(self.graph.ops))):
+            self.visit(index)
+        for tensor in self.graph.inputs:
+            self.visit_input(tensor)
 
     # ---- demands ----
 
@@ -131,6 +119,8 @@ class _Placement:
 
     def _operands(self, index: int, cut: Cut | None) -> tuple[View, ...]:
         op = self.graph.ops[index]
+        if index in self.axis.regions:
+            return self._region_operands(index, op, self.axis.regions[index])
         terms = self.axis.terms.get(index, frozenset())
         return tuple(
             View(
@@ -138,6 +128,25 @@ class _Placement:
             )
             for k, tensor in enumerate(op.operands)
         )
+
+    def _region_operands(self, index: int, op: Op, axis: RegionAxis) -> tuple[View, ...]:
+        """What enters the block of a loop or decides about a branch, then what regions capture."""
+        if index not in self.region_plans:
+            self.region_plans[index] = _plan_regions(op, axis)
+        direct = op.regions[0].direct
+        views = [
+            View(
+                tensor,
+                state.split,
+                ""
+                if op.name == "while" and state.kind is AxisKind.PARTIAL
+                else self._estimate(tensor),
+            )
+            for tensor, state in zip(op.operands[:direct], axis.operands, strict=False)
+        ]
+        for plan in self.region_plans[index]:
+            views += [view for _, view in plan.captures if view not in views[direct:]]
+        return tuple(views)
 
     def _estimate(self, tensor: int) -> str:
         """The reducer of an accumulated tensor that stands, in an op of the body, for the whole
@@ -150,7 +159,9 @@ class _Placement:
     def visit(self, index: int) -> None:
         op = self.graph.ops[index]
         state = self.axis.op_state(op)
-        if state.kind in (AxisKind.CONST, AxisKind.WHOLE):
+        if index in self.axis.regions:
+            self._visit_regions(index, op)
+        elif state.kind in (AxisKind.CONST, AxisKind.WHOLE):
             self._visit_unbatched(index, op)
         elif not state.light or (
             state.kind is AxisKind.BATCHED and self.axis.cuts[index] is not None
@@ -234,6 +245,17 @@ class _Placement:
         if any(self.demands[r].body or r in self.accumulators for r in op.results):
             self._run_in_body(index, self.axis.cuts[index])
 
+    def _visit_regions(self, index: int, op: Op) -> None:
+        """A loop or branch that carries the batch: each of its results in its own way."""
+        for result in op.results:
+            is_read_after = self.demands[result].main is ValuePlace.EPILOGUE
+            if is_read_after and not self.axis.states[result].light:
+                self._collect(result)
+            for view in self.demands[result].body:
+                self._check_estimate(index, view)
+        if any(self.demands[r].body or r in self.accumulators for r in op.results):
+            self._run_in_body(index, None)
+
     def _moves_to_epilogue(self, op: Op, result: int) -> bool:
         """Cheap functions of the batch inputs are computed on the full batch; a mere change of
         layout comes last."""
@@ -247,7 +269,7 @@ class _Placement:
     def _check_estimate(self, index: int, view: View) -> None:
         """B times a sum over this microbatch estimates the sum over the batch; a product has no
         such estimate."""
-        if view.estimate and (view.split is not None or view.estimate in ("multiply", "xor")):
+        if view.estimate and (view.split is not None or view.estimate in WITHOUT_ESTIMATE):
             raise CouplingError("cannot stand for the whole batch in one microbatch", index)
 
     def _collect(self, tensor: int) -> None:
@@ -275,15 +297,18 @@ class _Placement:
 
     # ---- the result ----
 
-    def plan(self) -> TimePlan:
+    def body_ops(self) -> tuple[BodyOp, ...]:
         # Program order, and of an op that runs at two sizes the full one first.
         order = sorted(self.body, key=lambda key: (key[0], key[1] is not None, str(key[1])))
+        return tuple(self._body_op(index, cut) for index, cut in order)
+
+    def plan(self) -> TimePlan:
         return TimePlan(
             num_microbatches=self.axis.batch.num_microbatches,
             prologue=tuple(
                 k for k, place in enumerate(self.places) if place is ValuePlace.PROLOGUE
             ),
-            body=tuple(self._body_op(index, cut) for index, cut in order),
+            body=self.body_ops(),
             epilogue=tuple(
                 k for k, place in enumerate(self.places) if place is ValuePlace.EPILOGUE
             ),
@@ -294,5 +319,61 @@ class _Placement:
 
     def _body_op(self, index: int, cut: Cut | None) -> BodyOp:
         op = self.graph.ops[index]
-        results = tuple(View(t, result_split(op, k, cut)) for k, t in enumerate(op.results))
-        return BodyOp(index, cut, self._operands(index, cut), results)
+        if index in self.axis.regions:
+            views = tuple(View(t, self.axis.states[t].split) for t in op.results)
+        else:
+            views = tuple(View(t, result_split(op, k, cut)) for k, t in enumerate(op.results))
+        plans = self.region_plans.get(index, ())
+        return BodyOp(index, cut, self._operands(index, cut), views, plans)
+
+
+class _RegionPlacement(_Placement):
+    """A region of a loop or branch: all of it runs in the body. `entering` are the views of what
+    comes from outside."""
+
+    def __init__(self, axis: TimeAxis) -> None:
+        super().__init__(axis)
+        self.entering: dict[View, None] = {}
+
+    def visit_input(self, tensor: int) -> None:
+        self.entering.update(self.demands[tensor].body)
+
+    def view_of(self, tensor: int, state: State | None) -> View:
+        if state is None:
+            return View(tensor, None, self._estimate(tensor))
+        return View(tensor, state.split)
+
+    def _worth_cloning(self, op: Op, result: int) -> bool:
+        return True
+
+    def _provide(self, view: View) -> None:
+        """The op runs at its full size, and the view is a slice of its result."""
+        producer = self.graph.producers()[view.tensor]
+        if producer >= 0:
+            self._run_in_body(producer, None)
+
+
+def _plan_regions(op: Op, axis: RegionAxis) -> tuple[RegionPlan, ...]:
+    plans = []
+    for number, (region, inside) in enumerate(zip(op.regions, axis.axes, strict=True)):
+        walk = _RegionPlacement(inside)
+        # How often a loop runs is no result of it.
+        states = (None,) if op.name == "while" and number == 0 else axis.results
+        results = tuple(map(walk.view_of, inside.graph.outputs, states))
+        for view in results:
+            walk.demands[view.tensor].body.setdefault(view)
+        walk.visit_all()
+        arguments = range(region.arguments)
+        captured = [view for view in walk.entering if view.tensor not in arguments]
+        plans.append(
+            RegionPlan(
+                arguments=tuple(View(t, inside.states[t].split) for t in arguments),
+                captures=tuple(
+                    (view, replace(view, tensor=op.operands[region.operand(view.tensor)]))
+                    for view in captured
+                ),
+                body=walk.body_ops(),
+                results=results,
+            )
+        )
+    return tuple(plans)

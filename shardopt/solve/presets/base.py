@@ -35,10 +35,11 @@ class InputKinds:
 @dataclass(frozen=True)
 class Restriction:
     """Tensors with a given sharding, and operations with the numbers of the strategies they may
-    take."""
+    take; copies of `transient` tensors in other shardings are dropped after use."""
 
     fixed: Mapping[int, Sharding] = field(default_factory=dict)
     allowed: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    transient: frozenset[int] = frozenset()
 
 
 def replicated(tables: IntraOpTables, tensors: Iterable[int]) -> dict[int, Sharding]:
@@ -66,10 +67,20 @@ def split_greedily(
     return Sharding(tuple(dims))
 
 
+def split_longest(mesh: Mesh, shape: tuple[int, ...], axes: Axes) -> Sharding:
+    """Split the longest dimension that all the axes divide together, which one collective can do;
+    where there is none, axis by axis."""
+    count = tiles(mesh, axes)
+    place = next((dim for dim in largest(shape) if shape[dim] % count == 0), None)
+    if place is None:
+        return split_greedily(mesh, shape, largest, axes)
+    return Sharding(tuple(axes if dim == place else () for dim in range(len(shape))))
+
+
 def split_further(mesh: Mesh, shape: tuple[int, ...], sharding: Sharding, axes: Axes) -> Sharding:
     """Split the dimensions that `sharding` leaves whole by these axes too, the longest first."""
     rest = tuple(1 if taken else extent for extent, taken in zip(shape, sharding.dims, strict=True))
-    others = split_greedily(mesh, rest, largest, axes)
+    others = split_longest(mesh, rest, axes)
     return Sharding(
         tuple(taken or other for taken, other in zip(sharding.dims, others.dims, strict=True))
     )
@@ -143,14 +154,6 @@ def scattering(tables: IntraOpTables, op: int, split: Split) -> tuple[int, ...]:
         and tuple(sharding.dims for sharding in strategy.results) != results
         and reduced <= {axis for sharding in strategy.results for axis in sharding.axes}
     )
-
-
-def scattered_or_unreduced(tables: IntraOpTables, op: int, split: Split) -> tuple[int, ...]:
-    """The strategies that leave each device a part of the sum over the split factors, or the sum to
-    their readers."""
-    whole = strategies_that_split(tables, op, split)
-    unreduced = sorted(set(whole) - set(finished(tables, op, whole)))
-    return (*unreduced, *scattering(tables, op, split))
 
 
 def dims_of(

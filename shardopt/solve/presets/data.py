@@ -6,18 +6,21 @@ lies.
 * `zero1`, `zero2`, `zero3`: ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): optimizer state
   split; gradients reduce-scattered too; weights split too and gathered for use (FSDP, Zhao et al.,
   arXiv 2304.11277).
+* `autodist`: for each weight by itself the cheaper of an all-reduce and of servers that keep a part
+  each (AutoSync: Zhang et al., NeurIPS'20; in AutoDist).
 * `mics`: the state split as in `zero3` over the innermost axis only, one copy for each index of the
   others (MiCS, Zhang et al., arXiv 2205.00119, section 3).
 
 An operation that carries the batch is split along it and no other way; what depends on the batch
 but does not carry it (batch statistics, the loss) is whole. How weights are gathered and shards are
-updated is the solver's choice between those. In a loop over microbatches gradients are added up on
-each device and exchanged once, behind the loop. A tensor of state is split along its longest
+updated is the solver's choice between those. In a loop over microbatches `data` and `zero1` add
+gradients up on each device and exchange them once, behind the loop, `zero2` and `zero3`, which hold
+parts of the sums, those of each microbatch. A tensor of state is split along its longest
 dimension; one that no dimension divides stays whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardopt.graph.op_graph import MARKER
@@ -29,15 +32,16 @@ from shardopt.solve.presets.base import (
     Split,
     finished,
     in_full,
-    largest,
     replicated,
-    scattered_or_unreduced,
-    split_greedily,
+    scattering,
+    split_longest,
     strategies_that_split,
     strategies_within,
     tiles,
 )
 from shardopt.solve.presets.flow import BatchFlow, follow_batch
+from shardopt.solve.presets.sums import joined_terms, scattered_sum, scattering_terms
+from shardopt.solve.presets.weights import WeightUses
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.strategies import live_axes
 from shardopt.support.errors import UserError
@@ -74,7 +78,8 @@ class DataParallel:
 
     def activations(self) -> dict[int, Sequence[int]]:
         """The strategies of all operations that depend on the batch, without the update; sums are
-        finished at once."""
+        finished at once, those of gradients where their readers have added up what belongs to one
+        weight."""
         strategies: dict[int, Sequence[int]] = {}
         for op, node in enumerate(self.tables.graph.ops):
             batched = self.flow.factors[op] is not None
@@ -84,7 +89,8 @@ class DataParallel:
                 numbers = strategies_that_split(self.tables, op, self.split(op)) or in_full(
                     self.tables, op
                 )
-                strategies[op] = finished(self.tables, op, numbers) or numbers
+                whole = () if op in self.flow.gradients else finished(self.tables, op, numbers)
+                strategies[op] = whole or numbers
         return strategies
 
     def allowed(self, update_axes: Axes | None = None) -> dict[int, Sequence[int]]:
@@ -106,21 +112,86 @@ class DataParallel:
         whole = {op: finished(self.tables, op, in_full(self.tables, op)) for op in sum_points}
         return {op: numbers for op, numbers in (*summed.items(), *whole.items()) if numbers}
 
-    def scattered_gradients(self) -> dict[int, Sequence[int]]:
-        """The gradients as sums that are scattered, or left for their readers to finish, where that
-        is possible."""
-        scattered: dict[int, Sequence[int]] = {}
+    def scattered_gradients(self, stage: int) -> dict[int, Sequence[int]]:
+        """The gradients as sums that are scattered, those of one weight added up before, where that
+        is possible. ZeRO `stage` 1 keeps whole ones over the microbatches of a loop."""
+        tables, scattered = self.tables, dict[int, Sequence[int]]()
+        joined = joined_terms(tables)
         for op in sorted(self.flow.gradients):
             split = self.split(op)
-            if split and (better := scattered_or_unreduced(self.tables, op, split)):
-                scattered[op] = better
+            if not split or (stage == 1 and tables.graph.ops[op].repeat > 1):
+                continue
+            if numbers := scattered_sum(tables, op, split, joined):
+                scattered[op] = numbers
+        terms = {t for op in scattered for t in tables.graph.ops[op].results}
+        for op in sorted(self.flow.update):
+            node = tables.graph.ops[op]
+            if not joined & set(node.operands) <= terms:
+                continue  # one of them is summed where it is made
+            if numbers := scattering_terms(tables, op, joined, self.axes):
+                scattered[op] = numbers
+                terms.update(node.results)
         return scattered
 
+    def whole_for_use(self, stage: int) -> dict[int, Sequence[int]]:
+        """What is made of weights alone for batched operations, in full on every device. Of weights
+        that are split (ZeRO `stage` 3) only what makes more of them than they are, such as a
+        broadcast of a bias: weights are gathered, and not what is made of them."""
+        graph, derived = self.tables.graph, WeightUses.of(self.tables.graph, self.flow).derived
+        is_used = [False] * len(graph.tensors)
+        whole: dict[int, Sequence[int]] = {}
+        for op in reversed(range(len(graph.ops))):
+            node = graph.ops[op]
+            made = [is_used[result] for result in node.results]
+            if self.flow.factors[op] is not None or any(made):
+                for operand in node.operands:
+                    is_used[operand] = derived[operand]
+            read = sum(graph.tensors[t].size_bytes for t in node.operands)
+            written = sum(graph.tensors[t].size_bytes for t in node.results)
+            if any(made) and (stage < 3 or written > read):
+                whole[op] = in_full(self.tables, op)
+        return whole
+
+    def gathered_for_use(self, stage: int) -> frozenset[int]:
+        """What ZeRO 3 gathers before each use and drops behind it (section 5.3): weights, and what
+        is made of them alone. Where forward and backward are fragments, none keeps a copy for the
+        other anyway."""
+        graph = self.tables.graph
+        if stage < 3 or len({op.group for op in graph.ops}) > 1:
+            return frozenset()
+        derived = WeightUses.of(graph, self.flow).derived
+        return frozenset(tensor for tensor, is_derived in enumerate(derived) if is_derived)
+
+    def kept_in_parts(self, stage: int, state: Mapping[int, Sharding]) -> dict[int, Sequence[int]]:
+        """What ZeRO 3 makes of weights in one fragment for another, such as casts ahead of a loop
+        over microbatches, lies as they do: whole, it would be held through the loop."""
+        graph, kept = self.tables.graph, dict[int, Sequence[int]]()
+        for op, node in enumerate(graph.ops if stage == 3 else ()):
+            readers = {graph.ops[r].group for t in node.results for r in graph.consumers()[t]}
+            if len(node.operands) == 1 and node.operands[0] in self.flow.weights:
+                lies = state[node.operands[0]]
+                numbers = [
+                    number
+                    for number, strategy in enumerate(self.tables.ops[op].strategies)
+                    if (strategy.operands, strategy.results) == ((lies,), (lies,))
+                ]
+                if numbers and readers - {node.group}:
+                    kept[op] = numbers
+        return kept
+
     def shards(self, tensors: Iterable[int], axes: Axes) -> dict[int, Sharding]:
-        shapes = {k: self.tables.graph.tensors[k].shape for k in sorted(tensors)}
-        return {
-            k: split_greedily(self.tables.mesh, shape, largest, axes) for k, shape in shapes.items()
-        }
+        """Each split along its longest dimension; what belongs to a weight, as the weight would
+        be."""
+        tables, chosen = self.tables, set(tensors)
+
+        def split(tensor: int) -> Sharding:
+            return split_longest(tables.mesh, tables.graph.tensors[tensor].shape, axes)
+
+        shardings = {tensor: split(tensor) for tensor in sorted(chosen)}
+        for weight, slots in sorted(self.flow.slots_of.items()):
+            whole = split(weight)
+            shardings.update((s.tensor, s.like(whole)) for s in slots if s.tensor in chosen)
+        return shardings
 
 
 def data_parallel(
@@ -157,33 +228,26 @@ def data(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     )
 
 
-def zero1(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
-    plan = data_parallel(tables, input_kinds, "zero1")
-    if not plan.flow.slots:
-        raise UserError(
-            "preset 'zero1' splits optimizer state: expected state that only the update "
-            "reads, found none"
-        )
-    state = {
-        **replicated(tables, sorted(input_kinds.state)),
-        **plan.shards(plan.flow.slots, plan.axes),
-    }
-    return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.sums_once_a_step()})
+def zero(stage: int, tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    """`stage` is that of ZeRO, 1 to 3."""
+    plan = data_for_zero(tables, input_kinds, f"zero{stage}", stage)
+    parts = plan.flow.weights | input_kinds.state if stage == 3 else plan.flow.slots
+    state = {**replicated(tables, sorted(input_kinds.state)), **plan.shards(parts, plan.axes)}
+    allowed = {**plan.allowed(), **plan.whole_for_use(stage), **plan.scattered_gradients(stage)}
+    allowed |= plan.kept_in_parts(stage, state)
+    return Restriction({**state, **plan.inputs()}, allowed, plan.gathered_for_use(stage))
 
 
-def zero2(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
-    plan = with_gradients(tables, input_kinds, "zero2")
-    state = {
-        **replicated(tables, sorted(input_kinds.state)),
-        **plan.shards(plan.flow.slots, plan.axes),
-    }
-    return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.scattered_gradients()})
-
-
-def zero3(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
-    plan = with_gradients(tables, input_kinds, "zero3")
-    state = plan.shards(plan.flow.weights | input_kinds.state, plan.axes)
-    return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.scattered_gradients()})
+def autodist(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    """Each weight with its state is whole and its gradient all-reduced, or it is split, its
+    gradient scattered and the weight gathered, as the solver finds cheaper."""
+    plan = data_parallel(tables, input_kinds, "autodist")
+    gradients: dict[int, Sequence[int]] = {}
+    for op in sorted(plan.flow.gradients):
+        if split := plan.split(op):
+            whole = strategies_that_split(tables, op, split)
+            gradients[op] = (*whole, *scattering(tables, op, split))
+    return Restriction(plan.inputs(), {**plan.allowed(), **plan.whole_for_use(3), **gradients})
 
 
 def mics(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
@@ -196,7 +260,14 @@ def mics(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     plan = with_gradients(tables, input_kinds, "mics")
     state = plan.shards(plan.flow.weights | input_kinds.state, axes[-1:])
     return Restriction(
-        {**state, **plan.inputs()}, {**plan.allowed(axes[-1:]), **_unreduced_gradients(plan)}
+        {**state, **plan.inputs()},
+        {
+            **plan.allowed(axes[-1:]),
+            **plan.whole_for_use(3),
+            **_unreduced_gradients(plan),
+            **plan.kept_in_parts(3, state),
+        },
+        plan.gathered_for_use(3),
     )
 
 
@@ -208,6 +279,26 @@ def _unreduced_gradients(plan: DataParallel) -> dict[int, Sequence[int]]:
         for op in sorted(plan.flow.gradients)
     }
     return {op: numbers for op, numbers in by_gradient.items() if numbers}
+
+
+def data_for_zero(
+    tables: IntraOpTables,
+    input_kinds: InputKinds,
+    preset: str,
+    stage: int,
+    axes: Axes | None = None,
+) -> DataParallel:
+    """The batch split over `axes` (by default all) of a graph that has what ZeRO `stage` 1 to 3
+    splits. Raises UserError where the batch does not divide, or there is nothing to split."""
+    if stage > 1:
+        return with_gradients(tables, input_kinds, preset, axes)
+    plan = data_parallel(tables, input_kinds, preset, axes)
+    if not plan.flow.slots:
+        raise UserError(
+            f"preset '{preset}' splits optimizer state: expected state that only the update "
+            "reads, found none"
+        )
+    return plan
 
 
 def with_gradients(

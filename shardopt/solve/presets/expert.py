@@ -20,9 +20,9 @@ from collections.abc import Sequence
 
 from shardopt.graph.op_graph import Op
 from shardopt.solve.presets.base import InputKinds, Restriction, Split, replicated
-from shardopt.solve.presets.data import DataParallel, data_parallel
-from shardopt.solve.presets.flow import leading_factor
-from shardopt.solve.presets.split_state import batch_for_zero, with_split_state
+from shardopt.solve.presets.data import DataParallel, data_for_zero, data_parallel
+from shardopt.solve.presets.slots import leading_factor
+from shardopt.solve.presets.split_state import with_split_state
 from shardopt.solve.presets.walk import AxisWalk
 from shardopt.solve.presets.weights import dim_of
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
@@ -120,7 +120,7 @@ def expert_zero(stage: int, tables: IntraOpTables, input_kinds: InputKinds) -> R
     if not live_axes(tables.mesh):
         return Restriction()
     preset = f"expert-zero{stage}"
-    walk = _walk(batch_for_zero(tables, input_kinds, preset, stage), preset)
+    walk = _walk(data_for_zero(tables, input_kinds, preset, stage), preset)
     return with_split_state(walk, input_kinds, stage)
 
 

@@ -9,11 +9,12 @@ and optimizer state from activations and weights, whatever the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.presets.base import InputKinds
+from shardopt.solve.presets.slots import Slot, find_slots, leading_factor
 from shardopt.solve.sharding.strategies.factors import shardable_factors
 from shardopt.support.errors import UserError
 
@@ -41,7 +42,7 @@ class BatchFlow:
     slots: frozenset[int]
     gradients: frozenset[int]
     update: frozenset[int]
-    slots_of: Mapping[int, tuple[int, ...]]
+    slots_of: Mapping[int, tuple[Slot, ...]]
 
 
 def follow_batch(graph: OpGraph, input_kinds: InputKinds, preset: str) -> BatchFlow:
@@ -84,7 +85,7 @@ def follow_batch(graph: OpGraph, input_kinds: InputKinds, preset: str) -> BatchF
             k for k in late if factors[k] is None and depends[graph.ops[k].results[0]]
         ),
         slots_of={
-            weight: _read_alike(graph, after, slots)
+            weight: find_slots(graph, after, slots, factors)
             for weight, after in input_kinds.tied
             if weight in weights
         },
@@ -145,20 +146,6 @@ def _spread(graph: OpGraph, seeds: Mapping[int, int]) -> tuple[list[int | None],
     return dims, factors
 
 
-def _read_alike(graph: OpGraph, tensor: int, slots: Set[int]) -> tuple[int, ...]:
-    """The slots that a value is made of through values of its own shape: those of the weight that
-    it replaces."""
-    producers = graph.producers()
-    shape, seen, pending = graph.tensors[tensor].shape, {tensor}, [tensor]
-    while pending:
-        producer = producers[pending.pop()]
-        operands = graph.ops[producer].operands if producer >= 0 else ()
-        alike = [k for k in operands if k not in seen and graph.tensors[k].shape == shape]
-        seen.update(alike)
-        pending += alike
-    return tuple(sorted(seen & slots))
-
-
 def sums_over_batch(op: Op, factor: int | None) -> bool:
     return factor is not None and op.rule is not None and factor in op.rule.reduction
 
@@ -198,11 +185,6 @@ def _batch_factor(graph: OpGraph, op: Op, dims: list[int | None]) -> int | None:
         and factor in usable
     ]
     return max(candidates)[2] if candidates else None
-
-
-def leading_factor(factors: tuple[int, ...], sizes: tuple[int, ...]) -> int | None:
-    """The major-most factor of a dimension that has more than one element."""
-    return next((factor for factor in factors if sizes[factor] > 1), None)
 
 
 def _dim_led_by(

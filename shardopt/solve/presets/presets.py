@@ -2,14 +2,17 @@
 the rest.
 
 * `ilp`: no restriction.
-* `data`, `zero1`, `zero2`, `zero3`, `mics`: the batch is split, see `shardopt.solve.presets.data`.
-* `megatron`, `sequence`, `summa-2d`: weights are split too, see `shardopt.solve.presets.tensor`.
+* `data`, `zero1`, `zero2`, `zero3`, `mics`, `autodist`: the batch is split, see
+  `shardopt.solve.presets.data`.
+* `megatron`, `sequence`, `summa-2d`, `2.5d`: weights are split too, see
+  `shardopt.solve.presets.tensor`; `3d`: products are cubes, see `shardopt.solve.presets.cube`.
+* `tofu`: the best split over one axis after the other, see `shardopt.solve.presets.bisection`.
 * `expert`: weights of experts are split, see `shardopt.solve.presets.expert`.
 * `megatron-zero1` to `expert-zero3`: and the state as ZeRO does besides, see
   `shardopt.solve.presets.split_state`.
-* `heuristic`: every input split along its largest dimension, axis by axis.
+* `heuristic`: every input split along its largest dimension, and that propagated; `shardy`: what
+  Shardy's own propagation gives every tensor; see `shardopt.solve.presets.propagated`.
 * `replicate`: every operation in full on every device.
-* `shardy`: what Shardy's own propagation gives every tensor, see `shardopt.solve.presets.shardy`.
 
 As a preset only takes choices away, what the solver makes of it is also an assignment of the
 problem without it."""
@@ -20,13 +23,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.presets import data, expert, shardy
+from shardopt.solve.presets import bisection, cube, data, expert, propagated
 from shardopt.solve.presets import tensor as tensor_parallel
-from shardopt.solve.presets.base import InputKinds, Restriction, largest, replicated, split_greedily
+from shardopt.solve.presets.base import InputKinds, Restriction, replicated
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.support.errors import UserError
 
-__all__ = ["PRESETS", "InputKinds", "Restriction", "restrict", "split_greedily"]
+__all__ = ["PRESETS", "InputKinds", "Restriction", "restrict"]
 
 Preset = Callable[[IntraOpTables, InputKinds], Restriction]
 
@@ -58,7 +61,7 @@ def restrict(preset: str, tables: IntraOpTables, input_kinds: InputKinds) -> Res
     for group in dict.fromkeys(tied.values()):
         for op in _disagreeing(tables, group, allowed):
             del allowed[op]
-    return Restriction(fixed, allowed)
+    return Restriction(fixed, allowed, restriction.transient)
 
 
 def _tied_to(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
@@ -128,20 +131,14 @@ def _replicate(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     return Restriction(replicated(tables, tables.graph.inputs), in_full)
 
 
-def _heuristic(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
-    tensors = tables.graph.tensors
-    return Restriction(
-        {k: split_greedily(tables.mesh, tensors[k].shape, largest) for k in tables.graph.inputs}
-    )
-
-
 PRESETS: Mapping[str, Preset] = {
     "ilp": _ilp,
     "data": data.data,
-    "zero1": data.zero1,
-    "zero2": data.zero2,
-    "zero3": data.zero3,
+    "zero1": partial(data.zero, 1),
+    "zero2": partial(data.zero, 2),
+    "zero3": partial(data.zero, 3),
     "mics": data.mics,
+    "autodist": data.autodist,
     "megatron": partial(tensor_parallel.pairs, "megatron", 0),
     "megatron-zero1": partial(tensor_parallel.pairs, "megatron", 1),
     "megatron-zero2": partial(tensor_parallel.pairs, "megatron", 2),
@@ -150,12 +147,15 @@ PRESETS: Mapping[str, Preset] = {
     "sequence-zero1": partial(tensor_parallel.pairs, "sequence", 1),
     "sequence-zero2": partial(tensor_parallel.pairs, "sequence", 2),
     "sequence-zero3": partial(tensor_parallel.pairs, "sequence", 3),
-    "summa-2d": tensor_parallel.summa_2d,
+    "summa-2d": partial(tensor_parallel.summa, "summa-2d"),
+    "2.5d": partial(tensor_parallel.summa, "2.5d"),
+    "3d": cube.cube,
     "expert": expert.expert,
     "expert-zero1": partial(expert.expert_zero, 1),
     "expert-zero2": partial(expert.expert_zero, 2),
     "expert-zero3": partial(expert.expert_zero, 3),
-    "heuristic": _heuristic,
+    "tofu": bisection.tofu,
+    "heuristic": propagated.heuristic,
     "replicate": _replicate,
-    "shardy": shardy.shardy,
+    "shardy": propagated.shardy,
 }

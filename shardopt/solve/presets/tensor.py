@@ -14,6 +14,8 @@ others.
 * `summa-2d` (Optimus: Xu et al., arXiv 2104.05343, section 3): on a grid of two axes, activations
   are split by batch and by features, weights on two dimensions; a product gathers its blocks along
   the rows and the columns of the grid.
+* `2.5d` (Tesseract: Wang et al., arXiv 2105.14500, section 3): several such grids, each with the
+  weights and a part of the batch.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from shardopt.graph.op_graph import FactorRule, Op
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.base import InputKinds, Restriction, Split, scattering, split_further
-from shardopt.solve.presets.data import data_parallel
-from shardopt.solve.presets.flow import leading_factor
-from shardopt.solve.presets.split_state import batch_for_zero, with_split_state
+from shardopt.solve.presets.data import data_for_zero, data_parallel
+from shardopt.solve.presets.slots import leading_factor
+from shardopt.solve.presets.split_state import with_split_state
 from shardopt.solve.presets.walk import AxisWalk
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.strategies import live_axes
@@ -113,7 +115,7 @@ class SummaWalk(MegatronWalk):
         return (
             columns
             if place is None
-            else split_further(self.tables.mesh, shape, columns, self.plan.axes)
+            else split_further(self.tables.mesh, shape, columns, self.plan.axes[-1:])
         )
 
     def is_limited(self, index: int) -> bool:
@@ -125,6 +127,8 @@ class SummaWalk(MegatronWalk):
         return super().is_limited(index) and not in_update
 
 
+_GRID_AXES = {"summa-2d": 2, "2.5d": 3}
+_COUNTS = {2: "two", 3: "three"}
 _METHODS: Mapping[str, type[AxisWalk]] = {"megatron": MegatronWalk, "sequence": SequenceWalk}
 
 
@@ -136,7 +140,7 @@ def pairs(method: str, stage: int, tables: IntraOpTables, input_kinds: InputKind
         return Restriction()
     preset = f"{method}-zero{stage}" if stage else method
     batch = (
-        batch_for_zero(tables, input_kinds, preset, stage, axes[:-1])
+        data_for_zero(tables, input_kinds, preset, stage, axes[:-1])
         if stage
         else data_parallel(tables, input_kinds, preset, axes[:-1])
     )
@@ -149,17 +153,20 @@ def pairs(method: str, stage: int, tables: IntraOpTables, input_kinds: InputKind
     return Restriction({**walk.state(), **batch.inputs()}, walk.allowed)
 
 
-def summa_2d(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
-    axes = live_axes(tables.mesh)
-    if len(axes) != 2:
+def summa(preset: str, tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    """The last two axes are the grid; the batch is split over its rows, and over the axis before
+    the grid if there is one (2.5d)."""
+    axes, rank = live_axes(tables.mesh), _GRID_AXES[preset]
+    if len(axes) != rank:
         raise UserError(
-            f"preset 'summa-2d' needs a grid: expected a mesh of two axes, found {tables.mesh}"
+            f"preset '{preset}' needs a grid: expected a mesh of {_COUNTS[rank]} axes, "
+            f"found {tables.mesh}"
         )
-    plan = data_parallel(tables, input_kinds, "summa-2d", axes[:1])
-    walk = SummaWalk(plan, axes[1])
+    plan = data_parallel(tables, input_kinds, preset, axes[:-1])
+    walk = SummaWalk(plan, axes[-1])
     walk.run()
     if not walk.decided:
-        raise _no_products("summa-2d", tables, axes[1], "")
+        raise _no_products(preset, tables, axes[-1], "")
     return Restriction({**walk.state(), **plan.inputs()}, walk.allowed)
 
 

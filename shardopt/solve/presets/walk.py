@@ -26,6 +26,7 @@ from shardopt.solve.presets.base import (
     tiles,
 )
 from shardopt.solve.presets.data import DataParallel
+from shardopt.solve.presets.sums import scattering_terms, unreduced
 from shardopt.solve.presets.weights import WeightUses, dim_of, made_of
 from shardopt.solve.sharding.strategies.factors import shardable_factors
 
@@ -49,6 +50,8 @@ class AxisWalk(ABC):
     rows: set[int] = field(default_factory=set)
     followers: dict[int, int] = field(default_factory=dict)
     allowed: dict[int, Sequence[int]] = field(default_factory=dict)
+    terms: set[int] = field(default_factory=set)
+    joined: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self.tables = self.plan.tables
@@ -64,21 +67,27 @@ class AxisWalk(ABC):
         known: dict[int, int] | None = None
         while known != self._split_inputs():
             known = self._split_inputs()
-            # All else is found anew: an operation before a decision was visited without knowing of
-            # it.
-            self.where = [known.get(tensor) for tensor in range(len(self.graph.tensors))]
-            self.allowed.clear()
-            self.followers.clear()
-            for index in range(len(self.graph.ops)):
-                self._visit(index)
+            self._visit_all(known)
+        self._join_terms()
+        if self.joined:
+            self._visit_all(known)
+
+    def _visit_all(self, known: dict[int, int] | None) -> None:
+        # All else is found anew: an operation before a decision was visited without knowing of it.
+        self.where = [(known or {}).get(tensor) for tensor in range(len(self.graph.tensors))]
+        self.allowed.clear()
+        self.followers.clear()
+        for index in range(len(self.graph.ops)):
+            self._visit(index)
 
     def _split_inputs(self) -> dict[int, int]:
         """Weights and their slots."""
         weights = self.followers | self.decided
         slots = {
-            slot: dim
+            slot.tensor: place
             for weight, dim in weights.items()
             for slot in self.plan.flow.slots_of.get(weight, ())
+            if (place := slot.dim_of(dim)) is not None
         }
         return slots | weights
 
@@ -110,12 +119,13 @@ class AxisWalk(ABC):
         if target is None or not numbers or index in self.plan.flow.gradients:
             return numbers
         scattered = strategies_that_split(self.tables, index, split, scatter=target)
-        known = self.tables.ops[index].strategies
-        return (
-            (*scattered, *(n for n in numbers if known[n].results[0].unreduced))
-            if scattered
-            else numbers
-        )
+        terms = unreduced(self.tables, index, numbers)
+        result = self.graph.ops[index].results[0]
+        if scattered and terms:
+            self.terms.add(result)
+        if terms and result in self.joined:
+            return terms
+        return (*scattered, *terms) if scattered else numbers
 
     def state(self) -> dict[int, Sharding]:
         """Every weight as decided, or split as the first activation it is combined with, or whole;
@@ -124,9 +134,9 @@ class AxisWalk(ABC):
         for weight in sorted(self.plan.flow.weights):
             place = self.decided.get(weight, self.followers.get(weight))
             sharding = self.sharding(self.graph.tensors[weight].shape, place)
-            shardings.update(
-                dict.fromkeys((weight, *self.plan.flow.slots_of.get(weight, ())), sharding)
-            )
+            slots = self.plan.flow.slots_of.get(weight, ())
+            shardings[weight] = sharding
+            shardings.update((slot.tensor, slot.like(sharding)) for slot in slots)
         return shardings
 
     def sharding(self, shape: tuple[int, ...], place: int | None) -> Sharding:
@@ -142,7 +152,9 @@ class AxisWalk(ABC):
         factors = self.factors(op)
         numbers: list[int] = []
         for factor in factors:
-            numbers += self.strategies(index, self.split(index, factor), factor)
+            numbers += self._added_up(index, factor) or self.strategies(
+                index, self.split(index, factor), factor
+            )
         chosen = factors[0] if numbers else None
         self._mark_results(op, op.rule, chosen)
         if not self.is_limited(index):
@@ -156,6 +168,35 @@ class AxisWalk(ABC):
             self.allowed[index] = strategies_that_split(self.tables, index, split) or in_full(
                 self.tables, index
             )
+
+    def _added_up(self, index: int, factor: int) -> list[int]:
+        """The strategies in which an operation that reads `joined` terms leaves their sum to its
+        readers, where these add to it further, or scatters it."""
+        op, strategies = self.graph.ops[index], self.tables.ops[index].strategies
+        if op.rule is None or self.joined.isdisjoint(op.operands):
+            return []
+        leaves = op.results[0] in self.joined
+        split = self.batch_split(index, factor) if leaves else self.split(index, factor)
+        [dims] = dims_of(op.rule, op.rule.results, split)
+        numbers = scattering_terms(self.tables, index, self.joined, (self.axis,))
+        return [n for n in numbers if strategies[n].results[0].dims == dims]
+
+    def _join_terms(self) -> None:
+        """Find the sums over the axis that are added up before they are scattered: those of
+        products, and of what moves them."""
+        linear_ops = [
+            (op, frozenset(op.operands))
+            for op, linear in zip(self.graph.ops, self.tables.linear, strict=False)
+            if tuple(range(len(op.operands))) in linear.modes
+        ]
+        for op, read in linear_ops:
+            if read and read <= self.terms:
+                self.terms.update(op.results)
+        joined = set[int]()
+        for op, read in reversed(linear_ops):
+            if read <= self.terms and (len(read) > 1 or not joined.isdisjoint(op.results)):
+                joined |= read
+        self.joined = frozenset(joined)
 
     def is_limited(self, index: int) -> bool:
         """Whether an operation follows the method at all: masks and the like are made where they

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardopt.graph.op_graph import Op, OpGraph
-from shardopt.solve.presets.flow import BatchFlow, leading_factor
+from shardopt.solve.presets.flow import BatchFlow
+from shardopt.solve.presets.slots import leading_factor
 from shardopt.solve.sharding.strategies.factors import shardable_factors
 
 _PRODUCTS = frozenset({"dot_general", "convolution"})

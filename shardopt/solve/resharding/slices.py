@@ -26,7 +26,7 @@ class TileGrid:
     def of(mesh: Mesh, sharding: Sharding, shape: tuple[int, ...]) -> TileGrid:
         """Raises ValueError where rank or axes do not fit, and for a value that is not summed up
         yet: its terms differ from device to device."""
-        sharding.check_axes(mesh, shape)
+        sharding.check(mesh, shape)
         if sharding.unreduced:
             raise ValueError(
                 f"expected a value that is summed up, found sharding {sharding} on mesh {mesh}"

@@ -19,6 +19,7 @@ from functools import cached_property
 
 from shardopt.graph.layered_body import LayeredBody
 from shardopt.graph.op_graph import MARKER, SHARED, FactorRule, Op, OpGraph
+from shardopt.hardware.cluster import UNFUSED, Fusing
 from shardopt.solve.sharding.strategies.linear import Linear, find_linear
 
 _RNG = "rng"  # its results differ from run to run
@@ -33,8 +34,7 @@ class StepGraph:
     end with equal shardings and lie in one buffer: also arguments and the results that replace
     them. `owner` is the layer whose stage holds an input; `literals` are constants whose elements
     differ. `repeated[t]` is the tensor of the forward pass that tensor t, computed again behind a
-    barrier, equals. `merged_kernels` says whether the devices' compiler makes one kernel of those
-    over the same elements."""
+    barrier, equals. `fusing` says what the devices' compiler makes one kernel of."""
 
     graph: OpGraph
     op_layer: tuple[int, ...]
@@ -44,7 +44,7 @@ class StepGraph:
     owner: Mapping[int, int] = field(default_factory=dict)
     literals: frozenset[int] = frozenset()
     repeated: Mapping[int, int] = field(default_factory=dict)
-    merged_kernels: bool = False
+    fusing: Fusing = UNFUSED
 
     def __post_init__(self) -> None:
         if len(self.op_layer) != len(self.graph.ops):

@@ -20,6 +20,8 @@ from shardopt.tools.catalogue import pass_info
 from shardopt.tools.common import console, report
 
 PIPELINE = "shardopt-intra"
+# Half of them at even distances, the other half where the steps between plans are largest.
+_SEARCHES = "16"
 _BYTECODE_SUFFIXES = frozenset({".mlirbc", ".bc"})
 
 
@@ -37,7 +39,7 @@ def add_shard(parser: argparse.ArgumentParser) -> None:
         metavar="SHAPE",
         help="shape of the mesh, such as 2x4 or data:2,model:4",
     )
-    for spec in _options():
+    for spec in (spec for spec in _options() if spec.name != "frontier"):
         text = f"{spec.help} (default {spec.default_text})"
         parser.add_argument(
             f"--{spec.name}",
@@ -45,6 +47,18 @@ def add_shard(parser: argparse.ArgumentParser) -> None:
             dest=f"pass_{spec.field}",
             help=text.replace("%", "%%"),
         )
+    parser.add_argument(
+        "--frontier",
+        nargs="?",
+        const=_SEARCHES,
+        metavar="SEARCHES",
+        dest="pass_frontier",
+        help="also find the fastest plan at every memory budget, with at most so many searches "
+        f"(without a number {_SEARCHES}), and print their times and bytes",
+    )
+    parser.add_argument(
+        "--frontier-svg", type=Path, metavar="FILE", help="draw the frontier as a picture"
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -87,9 +101,13 @@ def _help_of(step: When) -> str:
 def _run(args: argparse.Namespace) -> None:
     from shardopt.frontend.spmd.shard_module import shard_module
     from shardopt.ir.io import write_output
+    from shardopt.report.frontier import frontier_svg
 
-    if args.output is not None and not args.output.parent.is_dir():
-        raise UserError(f"cannot write '{args.output}': its folder does not exist")
+    for path in (args.output, args.frontier_svg):
+        if path is not None and not path.parent.is_dir():
+            raise UserError(f"cannot write '{path}': its folder does not exist")
+    if args.frontier_svg is not None and args.pass_frontier is None:
+        args.pass_frontier = _SEARCHES
     options: dict[str, object] = {"cluster": args.cluster}
     values = {spec.name: getattr(args, f"pass_{spec.field}") for spec in _options()}
     options |= {name: text for name, text in values.items() if text is not None}
@@ -103,6 +121,10 @@ def _run(args: argparse.Namespace) -> None:
     if args.output is not None:
         bytecode = args.output.suffix in _BYTECODE_SUFFIXES
         write_output(sharded.module if bytecode else sharded.text().encode(), args.output)
+    frontier = sharded.summary.frontier
+    if args.frontier_svg is not None and frontier is not None:
+        title = f"{Path(args.model).stem} on a mesh of {args.mesh}, {args.cluster}"
+        write_output(frontier_svg(frontier, title).encode(), args.frontier_svg)
     if args.json:
         print(json.dumps(sharded.summary.to_json(), indent=2))
     else:

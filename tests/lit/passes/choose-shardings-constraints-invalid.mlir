@@ -3,7 +3,7 @@
 // RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/field.yaml" 2>&1 | FileCheck %t/field.yaml
 // RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/match.yaml" 2>&1 | FileCheck %t/match.yaml
 // RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/rank.yaml" 2>&1 | FileCheck %t/rank.yaml
-// RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/fit.yaml" 2>&1 | FileCheck %t/fit.yaml
+// RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 sharding-format=collectives constraints=%t/padding.yaml" 2>&1 | FileCheck %t/padding.yaml
 // RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/axis.yaml" 2>&1 | FileCheck %t/axis.yaml
 // RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/same.yaml" 2>&1 | FileCheck %t/same.yaml
 // RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/annotation.yaml" 2>&1 | FileCheck %t/annotation.yaml
@@ -33,8 +33,8 @@ func.func public @main(
 # CHECK: error: {{.*}}rank.yaml, entry 0: sharding [{"x"}] over x=2, y=2 does not fit argument 0 'x': it has rank 1, the tensor 6x8 has rank 2
 - {argument: x, sharding: [[x]]}
 
-//--- fit.yaml
-# CHECK: error: {{.*}}fit.yaml, entry 0: sharding [{"x", "y"}, {?}] over x=2, y=2 does not fit the result of 'stablehlo.dot_general': dimension 0 of extent 6 does not divide into 4 tiles
+//--- padding.yaml
+# CHECK: error: {{.*}}padding.yaml, entry 0: sharding [{"x", "y"}, {?}] over x=2, y=2 does not fit the result of 'stablehlo.dot_general': its tiles would need padding
 - {op: dot_general, dims: {0: [x, y]}}
 
 //--- axis.yaml

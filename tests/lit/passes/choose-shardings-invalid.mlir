@@ -29,7 +29,7 @@ func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
 
 //--- plain.mlir
 // CHECK: plain.mlir:[[@LINE+7]]:1: error: expected a topology on '@main' or a mesh option such as '2x2', found none
-// SHAPE: error: expected the shape of a mesh with one to three axes, such as '2x2' or 'data:2,model:2', found '2y2'
+// SHAPE: error: expected the shape of a mesh with one to four axes, such as '2x2' or 'data:2,model:2', found '2y2'
 // COUNT: error: mesh 4x4 needs 16 devices, cluster cpu-test:1x4 has 4
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module
 // PRESET: option 'intra-op' of shardopt-choose-shardings expects auto | ilp | data | {{.*}}, found 'zero'

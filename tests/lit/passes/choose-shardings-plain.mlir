@@ -2,9 +2,11 @@
 // RUN: shardopt-opt %t/data.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=4 intra-op=data" | FileCheck %t/data.mlir
 // RUN: shardopt-opt %t/loop.mlir --shardopt-shard="cluster=cpu-test mesh=2x2" | FileCheck %t/loop.mlir
 // RUN: shardopt-opt %t/unknown.mlir --shardopt-shard="cluster=cpu-test mesh=2x2" --remarks 2>&1 | FileCheck %t/unknown.mlir
-// RUN: shardopt-opt %t/odd.mlir --shardopt-shard="cluster=cpu-test mesh=2x2" --remarks 2>&1 | FileCheck %t/odd.mlir
+// RUN: shardopt-opt %t/odd.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=4" --remarks 2>&1 | FileCheck %t/odd.mlir
+// RUN: shardopt-opt %t/uneven.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=4" | FileCheck %t/uneven.mlir
+// RUN: shardopt-opt %t/border.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=4 sharding-format=sdy" | FileCheck %t/border.mlir
 // RUN: shardopt-opt %t/zero.mlir --shardopt-shard="cluster=cpu-test mesh=2x2" | FileCheck %t/zero.mlir
-// RUN: shardopt-opt %t/scatter.mlir --shardopt-shard="cluster=cpu-test mesh=4 intra-op=heuristic" | FileCheck %t/scatter.mlir
+// RUN: shardopt-opt %t/scatter.mlir --shardopt-shard="cluster=cpu-test mesh=4" | FileCheck %t/scatter.mlir
 // RUN: shardopt-opt %t/constant.mlir --shardopt-shard="cluster=cpu-test mesh=4 intra-op=heuristic" | FileCheck %t/constant.mlir
 
 // The weight is whole, the batch split along its rows, and the gradient reduced over the devices.
@@ -72,14 +74,33 @@ func.func public @main(%x: tensor<8192x1024xf32>, %n: tensor<i32>) -> tensor<819
   return %r#1 : tensor<8192x1024xf32>
 }
 
-// Tiles are even: what does not divide is not split, and named where it matters.
+// Uneven tiles have little padding: what is too short is not split, and named where it matters.
 //--- odd.mlir
-// CHECK-DAG: remark: the largest dimension, of extent 8191, is not split along axis 'x' of size 2, which does not divide it
+// CHECK-DAG: remark: the largest dimension, of extent 5, is not split along axis 'x' of size 4: too much would be padding
 // CHECK-DAG: remark: 'stablehlo.custom_call' @mine cannot be partitioned and runs replicated: the partitioner knows nothing of its target
 // CHECK: module attributes
+func.func public @main(%x: tensor<5x3xf32>, %w: tensor<3x3xf32>) -> tensor<5x3xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<5x3xf32>, tensor<3x3xf32>) -> tensor<5x3xf32>
+  %1 = stablehlo.custom_call @mine(%0) : (tensor<5x3xf32>) -> tensor<5x3xf32>
+  return %1 : tensor<5x3xf32>
+}
+
+// Tiles of 2048 rows, the last of which has one row of padding.
+//--- uneven.mlir
+// CHECK: func.func public @main(%arg0: tensor<8191x64xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"}
+func.func public @main(%x: tensor<8191x64xf32>, %w: tensor<64x64xf32>) -> tensor<8191x64xf32> {
+  // CHECK: stablehlo.dot_general {{.*}}{mhlo.sharding = "{devices=[4,1]<=[4]}"}
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<8191x64xf32>, tensor<64x64xf32>) -> tensor<8191x64xf32>
+  return %0 : tensor<8191x64xf32>
+}
+
+// What `jax` calls takes and gives even tiles.
+//--- border.mlir
+// CHECK: func.func public @main(%arg0: tensor<8191x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {{[^,]*}}]>}
+// CHECK-SAME: -> (tensor<8191x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {{[^,]*}}]>})
 func.func public @main(%x: tensor<8191x64xf32>, %w: tensor<64x64xf32>) -> tensor<8191x64xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<8191x64xf32>, tensor<64x64xf32>) -> tensor<8191x64xf32>
-  %1 = stablehlo.custom_call @mine(%0) : (tensor<8191x64xf32>) -> tensor<8191x64xf32>
+  %1 = stablehlo.dot_general %0, %w, contracting_dims = [1] x [0] : (tensor<8191x64xf32>, tensor<64x64xf32>) -> tensor<8191x64xf32>
   return %1 : tensor<8191x64xf32>
 }
 

@@ -6,7 +6,6 @@
 // RUN: not shardopt-opt %t/count.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/count.mlir
 // RUN: not shardopt-opt %t/manual.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/manual.mlir
 // RUN: not shardopt-opt %t/offloaded.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/offloaded.mlir
-// RUN: not shardopt-opt %t/computation.mlir --shardopt-import 2>&1 | FileCheck %t/computation.mlir
 // RUN: shardopt-opt %t/unsupported.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/unsupported.mlir
 // RUN: not shardopt-opt %t/unsupported.mlir --shardopt-read-annotations=annotations=require 2>&1 | FileCheck %t/unsupported.mlir --check-prefix=REQUIRE
 // RUN: shardopt-opt %t/text.mlir --shardopt-read-annotations=annotations=drop | FileCheck %t/text.mlir --check-prefix=DROP
@@ -55,18 +54,6 @@ func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
   return %0 : tensor<8xf32>
 }
 
-//--- computation.mlir
-sdy.mesh @mesh = <["x"=2]>
-// CHECK: computation.mlir:[[@LINE+2]]:8: error: expected a program for all devices, found 'sdy.manual_computation', which is code for one device of a mesh
-func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
-  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"x"}]>] out_shardings=[<@mesh, [{"x"}]>] manual_axes={"x"} (%a: tensor<4xf32>) {
-    %1 = stablehlo.negate %a : tensor<4xf32>
-    sdy.return %1 : tensor<4xf32>
-  } : (tensor<8xf32>) -> tensor<8xf32>
-  return %0 : tensor<8xf32>
-}
-
-// What is right, but has no form of ours; the operations that only say it are gone. Reducers work on elements.
 //--- unsupported.mlir
 // CHECK: unsupported.mlir:[[@LINE+9]]:8: warning: 4 sharding annotations cannot be kept, the first of them '#sdy.sharding<@mesh, [{}], unreduced={"x"}>'
 // REQUIRE: unsupported.mlir:[[@LINE+8]]:8: error: 4 sharding annotations cannot be kept, the first of them '#sdy.sharding<@mesh, [{}], unreduced={"x"}>'

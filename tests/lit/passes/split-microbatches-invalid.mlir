@@ -12,6 +12,7 @@
 // RUN: not shardopt-opt %t/auto.mlir --shardopt-split-microbatches="num-microbatches=2" 2>&1 | FileCheck %t/auto.mlir
 // RUN: not shardopt-opt %t/empty.mlir --shardopt-split-microbatches 2>&1 | FileCheck %t/empty.mlir
 // RUN: not shardopt-opt %t/loop.mlir --shardopt-split-microbatches="num-microbatches=2" 2>&1 | FileCheck %t/loop.mlir
+// RUN: not shardopt-opt %t/parts.mlir --shardopt-split-microbatches="num-microbatches=4" 2>&1 | FileCheck %t/parts.mlir
 // RUN: not shardopt-opt %t/twice.mlir --shardopt-split-microbatches 2>&1 | FileCheck %t/twice.mlir
 
 //--- norm.mlir
@@ -30,7 +31,7 @@ func.func @main(%w: tensor<2x2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4
 //--- pairs.mlir
 func.func @main(%w: tensor<2x2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x2xf32>) -> tensor<2x2xf32> {
   %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x2xf32>, tensor<2x2xf32>) -> tensor<4x2xf32>
-  // CHECK: pairs.mlir:[[@LINE+2]]:8: error: cannot cut the step into microbatches: 'stablehlo.dot_general' pairs every row of the batch with every other row, and 'stablehlo.dot_general' needs what it makes
+  // CHECK: pairs.mlir:[[@LINE+2]]:8: error: cannot cut the step into microbatches: 'stablehlo.dot_general' pairs every row of the batch with every other row, and 'stablehlo.dot_general' needs what it makes; compare rows of groups
   // CHECK: pairs.mlir:[[@LINE+2]]:8: note: needed here
   %s = stablehlo.dot_general %h, %h, contracting_dims = [1] x [1] : (tensor<4x2xf32>, tensor<4x2xf32>) -> tensor<4x4xf32>
   %d = stablehlo.dot_general %s, %h, contracting_dims = [1] x [0] : (tensor<4x4xf32>, tensor<4x2xf32>) -> tensor<4x2xf32>
@@ -94,4 +95,29 @@ func.func @main(%x: tensor<4xi32>) -> tensor<4xi32> {
 // CHECK: twice.mlir:[[@LINE+1]]:1: error: expected a step without @microbatch: it is cut into microbatches once
 func.func private @microbatch(%x: tensor<4xi32>) -> tensor<4xi32> {
   return %x : tensor<4xi32>
+}
+
+// The step goes over two parts of its batch by itself.
+//--- parts.mlir
+func.func @main(%w: tensor<2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x2xf32>, %start: tensor<2xf32>) -> tensor<2xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  // CHECK: parts.mlir:[[@LINE+1]]:21: error: the step accumulates over 2 parts of its batch itself, which are its microbatches; expected num-microbatches=2 (or 1, which takes them as well), found 4
+  %i, %xs, %v, %g = stablehlo.while(%k = %zero, %all = %x, %p = %w, %t = %start) : tensor<i32>, tensor<4x2xf32>, tensor<2xf32>, tensor<2xf32>
+    cond {
+      %last = stablehlo.constant dense<2> : tensor<i32>
+      %goes = stablehlo.compare LT, %k, %last : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %goes : tensor<i1>
+    } do {
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %two = stablehlo.constant dense<2> : tensor<i32>
+      %next = stablehlo.add %k, %one : tensor<i32>
+      %first = stablehlo.multiply %k, %two : tensor<i32>
+      %rows = stablehlo.dynamic_slice %all, %first, %zero, sizes = [2, 2] : (tensor<4x2xf32>, tensor<i32>, tensor<i32>) -> tensor<2x2xf32>
+      %y = stablehlo.dot_general %rows, %p, contracting_dims = [1] x [0] : (tensor<2x2xf32>, tensor<2xf32>) -> tensor<2xf32>
+      %d = stablehlo.dot_general %rows, %y, contracting_dims = [0] x [0] : (tensor<2x2xf32>, tensor<2xf32>) -> tensor<2xf32>
+      %u = stablehlo.add %t, %d : tensor<2xf32>
+      stablehlo.return %next, %all, %p, %u : tensor<i32>, tensor<4x2xf32>, tensor<2xf32>, tensor<2xf32>
+    }
+  %n = stablehlo.subtract %w, %g : tensor<2xf32>
+  return %n : tensor<2xf32>
 }

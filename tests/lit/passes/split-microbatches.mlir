@@ -6,6 +6,8 @@
 // RUN: shardopt-opt %t/mask.mlir --shardopt-split-microbatches="num-microbatches=4 batch-args=*mask*,2:1" | FileCheck %t/mask.mlir
 // RUN: shardopt-opt %t/norm.mlir --shardopt-split-microbatches="num-microbatches=2 batch-coupling=per-microbatch" | FileCheck %t/norm.mlir
 // RUN: shardopt-opt %t/none.mlir --shardopt-split-microbatches="batch-args=none" | FileCheck %t/none.mlir
+// RUN: shardopt-opt %t/parts.mlir --shardopt-split-microbatches | FileCheck %t/parts.mlir
+// RUN: shardopt-opt %t/loop.mlir --shardopt-split-microbatches="num-microbatches=2 batch-args=1:1" | FileCheck %t/loop.mlir
 
 // The gradient is accumulated, its user stands behind the loop, and the rows of a result are collected.
 //--- step.mlir
@@ -89,3 +91,71 @@ func.func @main(%w: tensor<2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
 // CHECK-LABEL: func.func private @microbatch
 // CHECK: %[[T:.*]] = stablehlo.tanh %arg0
 // CHECK-NEXT: return %[[T]]
+
+// The state begins as zeros for all rows, and the gradient as zeros for all microbatches: the loop carries rows of a
+// microbatch and a term of the sum. Times, along dimension 0, are no batch.
+//--- loop.mlir
+// CHECK-LABEL: func.func @main
+func.func @main(%w: tensor<4x4xf32>, %xs: tensor<3x8x4xf32>) -> (tensor<8x4xf32>, tensor<4x4xf32>) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %rows = stablehlo.constant dense<0.0> : tensor<8x4xf32>
+  %none = stablehlo.constant dense<0.0> : tensor<4x4xf32>
+  // CHECK: mpmd.for
+  %i, %h, %g = stablehlo.while(%k = %zero, %s = %rows, %t = %none) : tensor<i32>, tensor<8x4xf32>, tensor<4x4xf32>
+    cond {
+      %last = stablehlo.constant dense<3> : tensor<i32>
+      %goes = stablehlo.compare LT, %k, %last : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %goes : tensor<i1>
+    } do {
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %next = stablehlo.add %k, %one : tensor<i32>
+      %x3 = stablehlo.dynamic_slice %xs, %k, %zero, %zero, sizes = [1, 8, 4] : (tensor<3x8x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x8x4xf32>
+      %x = stablehlo.reshape %x3 : (tensor<1x8x4xf32>) -> tensor<8x4xf32>
+      %y = stablehlo.dot_general %s, %w, contracting_dims = [1] x [0] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+      %n = stablehlo.add %y, %x : tensor<8x4xf32>
+      %d = stablehlo.dot_general %x, %n, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+      %u = stablehlo.add %t, %d : tensor<4x4xf32>
+      stablehlo.return %next, %n, %u : tensor<i32>, tensor<8x4xf32>, tensor<4x4xf32>
+    }
+  return %h, %g : tensor<8x4xf32>, tensor<4x4xf32>
+}
+// CHECK-LABEL: func.func private @microbatch
+// CHECK: %[[XS:.*]] = stablehlo.reshape {{.*}} -> tensor<3x4x4xf32>
+// CHECK: %[[R:.*]]:3 = stablehlo.while({{.*}}) : tensor<i32>, tensor<4x4xf32>, tensor<4x4xf32>
+// CHECK: %[[X:.*]] = stablehlo.dynamic_slice %[[XS]], {{.*}} sizes = [1, 4, 4]
+// CHECK: stablehlo.add %{{.*}}, %[[R]]#2
+
+// A loop that sums up gradients of parts of the batch is the microbatch loop: block by block, from what its sum begins with.
+//--- parts.mlir
+// CHECK-LABEL: func.func @main
+// CHECK-SAME: tensor<4x2xf32> {shardopt.batch = 0 : i64}
+func.func @main(%w: tensor<2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x2xf32>, %start: tensor<2xf32>) -> tensor<2xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  // CHECK: %[[BLOCKS:.*]] = stablehlo.reshape %arg1 : (tensor<4x2xf32>) -> tensor<2x2x2xf32>
+  // CHECK: %[[SUM:.*]] = mpmd.for (%{{.*}}) {iterations = 2 : ui32}
+  // CHECK: mpmd.call @microbatch(%[[BLOCKS]], %arg0,
+  // CHECK: %[[ALL:.*]] = stablehlo.add %arg2, %[[SUM]]
+  // CHECK: stablehlo.subtract %arg0, %[[ALL]]
+  %i, %xs, %v, %g = stablehlo.while(%k = %zero, %all = %x, %p = %w, %t = %start) : tensor<i32>, tensor<4x2xf32>, tensor<2xf32>, tensor<2xf32>
+    cond {
+      %last = stablehlo.constant dense<2> : tensor<i32>
+      %goes = stablehlo.compare LT, %k, %last : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %goes : tensor<i1>
+    } do {
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %two = stablehlo.constant dense<2> : tensor<i32>
+      %next = stablehlo.add %k, %one : tensor<i32>
+      %first = stablehlo.multiply %k, %two : tensor<i32>
+      %rows = stablehlo.dynamic_slice %all, %first, %zero, sizes = [2, 2] : (tensor<4x2xf32>, tensor<i32>, tensor<i32>) -> tensor<2x2xf32>
+      %y = stablehlo.dot_general %rows, %p, contracting_dims = [1] x [0] : (tensor<2x2xf32>, tensor<2xf32>) -> tensor<2xf32>
+      %d = stablehlo.dot_general %rows, %y, contracting_dims = [0] x [0] : (tensor<2x2xf32>, tensor<2xf32>) -> tensor<2xf32>
+      %u = stablehlo.add %t, %d : tensor<2xf32>
+      stablehlo.return %next, %all, %p, %u : tensor<i32>, tensor<4x2xf32>, tensor<2xf32>, tensor<2xf32>
+    }
+  %n = stablehlo.subtract %w, %g : tensor<2xf32>
+  return %n : tensor<2xf32>
+}
+// CHECK-LABEL: func.func private @microbatch
+// CHECK: stablehlo.dynamic_slice %arg0, {{.*}} sizes = [1, 2, 2]
+// CHECK: stablehlo.add %arg2,
+// CHECK-NOT: stablehlo.while

@@ -55,7 +55,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<2x2xf32> {
 //--- manual.mlir
 sdy.mesh @mesh = <["x"=2]>
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
-  // CHECK: manual.mlir:[[@LINE+1]]:8: error: expected a program for all devices, found 'sdy.manual_computation', which is code for one device of a mesh
+  // CHECK: manual.mlir:[[@LINE+1]]:8: error: expected the mesh of 'sdy.manual_computation' in its attributes, found its name; run shardopt-read-manual-regions first
   %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"x"}]>] out_shardings=[<@mesh, [{"x"}]>] manual_axes={"x"} (%y: tensor<2xf32>) {
     sdy.return %y : tensor<2xf32>
   } : (tensor<4xf32>) -> tensor<4xf32>

@@ -7,6 +7,7 @@
 // RUN: not shardopt-opt %t/shardy.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/shardy.mlir
 // RUN: not shardopt-opt %t/unsaid.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/unsaid.mlir
 // RUN: not shardopt-opt %t/sums.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/sums.mlir
+// RUN: not shardopt-opt %t/device.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/device.mlir
 
 //--- sums.mlir
 // CHECK: sums.mlir:[[@LINE+2]]:1: error: argument 0 of '@main': expected a value that is summed up, found !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{}], unreduced={"x"}>>
@@ -17,9 +18,8 @@ func.func public @main(%a: !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0,
 }
 
 //--- types.mlir
-// CHECK: types.mlir:[[@LINE+4]]:1: error: argument 0 of '@main': expected a mesh tensor with a sharding, found !mpmd.mesh_tensor<"m0", tensor<8xf32>>
+// CHECK: types.mlir:[[@LINE+3]]:1: error: argument 0 of '@main': expected a mesh tensor with a sharding, found !mpmd.mesh_tensor<"m0", tensor<8xf32>>
 // CHECK: note: argument 1 of '@main': sharding [{"z"}] names axis 'z', which is not an axis of mesh m0[x=2]
-// CHECK: note: argument 2 of '@main': sharding [{"x"}]: dimension 0 of extent 5 is not divisible into 2 tiles
 // CHECK: note: argument 3 of '@main': expected a mesh of the topology (m0), found 'm1'
 func.func public @main(%a: !mpmd.mesh_tensor<"m0", tensor<8xf32>>, %b: !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{"z"}]>>, %c: !mpmd.mesh_tensor<"m0", tensor<5xf32>, sharding=<@m0, [{"x"}]>>, %d: !mpmd.mesh_tensor<"m1", tensor<8xf32>>) attributes {topology = #mpmd.topology<<"m0" : <["x"=2]>>>} {
   return
@@ -70,20 +70,19 @@ func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
 module attributes {mhlo.num_partitions = 2 : i32} {
   // CHECK: signature.mlir:[[@LINE+1]]:3: error: expected 'mhlo.sharding' on argument 0 of '@main', found none
   func.func public @main(%x: tensor<5xf32>, %y: tensor<5xf32> {mhlo.sharding = "{replicated}"}) -> (tensor<5xf32> {mhlo.sharding = "{replicated}"}) {
-    // CHECK: signature.mlir:[[@LINE+1]]:10: note: 'stablehlo.add': expected dimension 0 of extent 5 to divide into 2 tiles in '{devices=[2]<=[2]}'
-    %0 = stablehlo.add %x, %y {mhlo.sharding = "{devices=[2]<=[2]}"} : tensor<5xf32>
+    // CHECK: signature.mlir:[[@LINE+1]]:10: note: 'stablehlo.add': expected tile counts for rank 1, found 2 in '{devices=[2,1]<=[2]}'
+    %0 = stablehlo.add %x, %y {mhlo.sharding = "{devices=[2,1]<=[2]}"} : tensor<5xf32>
     return %0 : tensor<5xf32>
   }
 }
 
 //--- shardy.mlir
 sdy.mesh @mesh = <["x"=2]>
-// CHECK: shardy.mlir:[[@LINE+3]]:1: error: sharding [{"x"}]: dimension 0 of extent 7 is not divisible into 2 tiles
+// CHECK: shardy.mlir:[[@LINE+3]]:1: error: expected tiles without padding, found sharding [{"x"}] of tensor<7xf32>
 // CHECK: note: sharding '#sdy.sharding<@mesh, [{?}]>': open dimensions and sub-axes are not supported, found '{?}'
 // CHECK: note: expected a sharding constraint on every result of 'stablehlo.negate', found none
 func.func public @main(%x: tensor<7xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> (tensor<7xf32> {sdy.sharding = #sdy.sharding<@mesh, [{?}]>}) {
   %0 = stablehlo.negate %x : tensor<7xf32>
-  // CHECK: note: 'sdy.sharding_constraint': sharding [{"x"}]: dimension 0 of extent 7 is not divisible into 2 tiles
   %1 = stablehlo.negate %0 : tensor<7xf32>
   %2 = sdy.sharding_constraint %1 <@mesh, [{"x"}]> : tensor<7xf32>
   return %2 : tensor<7xf32>
@@ -95,4 +94,16 @@ sdy.mesh @mesh = <["x"=2]>
 // CHECK: note: expected 'sdy.sharding' on the arguments and results of '@main', found none
 func.func public @main(%x: tensor<8xf32> {tf.aliasing_output = 0 : i32}) -> tensor<8xf32> {
   return %x : tensor<8xf32>
+}
+
+//--- device.mlir
+// CHECK: error: expected mhlo.num_replicas = 2 of mesh mesh[x=2], found 0
+// CHECK: device.mlir:[[@LINE+4]]:1: note: expected 'shardopt.tile' on argument 0 of '@main', whose tile is tensor<4xf32>, found tensor<8xf32>
+// CHECK: device.mlir:[[@LINE+3]]:1: note: expected 'shardopt.tile' on result 0 of '@main', found none
+// CHECK: device.mlir:[[@LINE+3]]:8: note: expected groups of all 2 devices on 'stablehlo.all_gather', found [0]
+// CHECK: device.mlir:[[@LINE+3]]:8: note: expected no 'mhlo.sharding' on 'stablehlo.tanh' of a program for one device
+func.func public @main(%x: tensor<8xf32> {shardopt.tile = {type = tensor<8xf32>, sharding = "[{x}]"}}) -> tensor<8xf32> attributes {shardopt.mesh = #sdy.mesh<["x"=2]>} {
+  %0 = "stablehlo.all_gather"(%x) <{all_gather_dim = 0 : i64, replica_groups = dense<[[0]]> : tensor<1x1xi64>}> : (tensor<8xf32>) -> tensor<8xf32>
+  %1 = stablehlo.tanh %0 {mhlo.sharding = "{replicated}"} : tensor<8xf32>
+  return %1 : tensor<8xf32>
 }

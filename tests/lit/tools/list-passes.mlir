@@ -3,7 +3,9 @@
 // CHECK: Phases, in order:
 // CHECK-NEXT: shardopt-import: {{.+}}
 // CHECK: shardopt-inline-calls
+// CHECK-NEXT: shardopt-read-manual-regions
 // CHECK-NEXT: shardopt-read-annotations
+// CHECK-NEXT: shardopt-roll-parts
 // CHECK-NEXT: shardopt-unroll-loops  (with unroll=true)
 // CHECK: shardopt-export: {{.+}}
 // CHECK: Passes:

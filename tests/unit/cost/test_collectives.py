@@ -186,7 +186,7 @@ def wire_bytes(step: Step, mesh: Mesh) -> float:
 
 def test_matrix_of_seconds_agrees_with_the_steps() -> None:
     choices = all_shardings(MESH, 2)
-    chains = ReshardingCosts(CLUSTER, MESH).table(choices, choices, 64 * 64 * 4)
+    chains = ReshardingCosts(CLUSTER, MESH).table(choices, choices, (64, 64), 4)
     matrix = chains.seconds
     for (i, src), (j, dst) in itertools.product(enumerate(choices), repeat=2):
         chain = resharding_steps(src, dst, MESH, (64, 64), 4)

@@ -21,6 +21,13 @@ def test_large_all_reduces_are_as_fast_as_published(preset: str, size: float, bu
     assert 2 * 7 / 8 * size / curve.at(size) / 1e9 == pytest.approx(bus, rel=0.15)
 
 
+# Of 8 to 128 bytes, by the number of A100 in a DGX: https://github.com/NVIDIA/nccl-tests/issues/123.
+@pytest.mark.parametrize(("gpus", "micros"), [(2, 10.0), (4, 16.88), (6, 25.2), (8, 33.7)])
+def test_the_smallest_all_reduces_take_as_long_as_published(gpus: int, micros: float) -> None:
+    seconds = all_reduce_curve(Ranks("ampere", gpus, 1, 240e9, 240e9)).at(128.0)
+    assert 1e6 * seconds == pytest.approx(micros, rel=0.1)
+
+
 @pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.parametrize("hosts", [1, 2, 16])
 def test_seconds_rise_with_size_and_with_hosts(generation: str, hosts: int) -> None:

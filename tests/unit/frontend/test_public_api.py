@@ -70,7 +70,7 @@ def test_wrong_batch_arguments(wrong: object) -> None:
         batch_text(wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["", "0x2", "2x", "2x2x2x2", "two", None])
+@pytest.mark.parametrize("text", ["", "0x2", "2x", "2x2x2x2x2", "two", None])
 def test_wrong_mesh_shapes(text: str) -> None:
     with pytest.raises(shardopt.UserError, match="expected the shape of a mesh"):
         parse_mesh(text)

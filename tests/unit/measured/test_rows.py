@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from shardopt.hardware.cluster import AttentionRate
 from shardopt.measured.case import case_of
 from shardopt.measured.figures import measured_seconds
 from shardopt.measured.layout import RowRecomputation, layout_of
-from shardopt.measured.machines import machine_of
 from shardopt.measured.predict import open_microbatches
 from shardopt.measured.rows import Row, read_rows
 from shardopt.measured.unstated import InexpressibleRow
@@ -113,6 +113,7 @@ def test_products_in_8_bits_are_beside_numbers_of_16(gpt: Row) -> None:
     ("changes", "reason"),
     [
         ({"precision": "int8"}, "products in int8"),
+        ({"attention": "slow"}, "attention 'slow' is none of"),
         ({"cp": 2}, "context parallelism"),
         ({"dp": None}, "states no plan"),
         ({"dp": 4}, "dp · tp · pp"),
@@ -138,8 +139,37 @@ def test_what_cannot_be_said_has_a_reason(
 
 
 def test_a_row_that_states_it_overlaps(gpt: Row) -> None:
-    assert not machine_of(gpt).overlap
-    assert machine_of(replace(gpt, note="overlap-grad-reduce on; vpp not stated")).overlap
+    noted = replace(gpt, note="overlap-grad-reduce on; vpp not stated")
+    assert not case_of(gpt).machine.overlap and case_of(noted).machine.overlap
+
+
+def test_a_source_names_its_framework(gpt: Row) -> None:
+    """With its kernels for attention, of which the column of that name knows better."""
+    assert case_of(gpt).drops and not fused(gpt)
+    mosaic = replace(gpt, source="MosaicML llm-foundry training benchmarks")
+    assert fused(mosaic) and case_of(mosaic).machine.overlap and not case_of(mosaic).drops
+    assert not fused(replace(mosaic, attention="none"))
+    assert fused(replace(gpt, attention="flash-2", source="of my own"))
+    assert not fused(replace(mosaic, hardware="V100-SXM2-16GB")), "of which none was published"
+    rates = fused(replace(gpt, attention="tpu", hardware="TPU v5e"))
+    assert rates is not None and rates[0].forward_fill == 0
+
+
+def fused(row: Row) -> tuple[AttentionRate, ...] | None:
+    kernels = case_of(row).machine.device.kernels
+    return kernels.attention if kernels else None
+
+
+def test_parameters_tell_the_size_of_heads(gpt: Row) -> None:
+    """MaxText's heads have 128 numbers whatever the width."""
+    sizes = {"layers": 32, "hidden": 4096, "heads": 64, "ffn": 28672, "vocab": 32000, "pp": 1}
+    row = replace(gpt, arch="gpt (swiglu)", tp=64, vpp=1, schedule="", **sizes)  # type: ignore[arg-type]
+    sizes_of_heads = [
+        spec.head_size
+        for spec in (case_of(replace(row, params_B=billions)).spec for billions in (16, 13.7))
+        if isinstance(spec, LlamaSpec)
+    ]
+    assert sizes_of_heads == [128, 64]
 
 
 def test_seconds_follow_from_flops_where_only_these_are_published(gpt: Row) -> None:

@@ -92,6 +92,29 @@ to products, the filling up is that of Austin et al., [How to Scale Your Model](
 chapter 2. One constant, how much a tile has to use what it loads, is the nearest of four to single products measured on
 an H100; none is fitted to training steps.
 
+## Attention
+
+XLA writes the scores of attention to memory, and reads them for the softmax, for the product with the values, and again
+backward. It does so for everything that it compiles by itself: its GPU backend calls cuDNN's attention where the program
+asks for it by name, as `jax.nn.dot_product_attention(…, implementation="cudnn")` does. Libraries never write them.
+Where the cluster file gives rates of such kernels (`attention` under [kernels](../guide/cluster.md)), attention that is
+written in plain operations is priced as if one of them computed it
+(`shardopt/solve/sharding/kernels/attention.py`, `shardopt/cost/attention.py`):
+
+* **What it is** follows from the flow of data: all that works on values as large as the scores around an exponential,
+  between products that have a batch. Scale, mask, softmax in any spelling and dropout may lie between them. The logits
+  of a cross entropy come from a product without a batch, and are not attention.
+* **One kernel forward, one backward.** The backward one takes the product of the scores again, reads what the rows sum
+  up to, and makes the gradients of queries, keys and values: five products for two. No value as large as the scores is
+  in memory, in seconds or in bytes, but a mask that is an input.
+* **Seconds** are FLOPs / (peak · share) · (visible + fill / keys). `share` is what the products reach over long
+  sequences, `fill` what a block of queries takes to begin and to end, in keys; both are interpolated by head size. A
+  mask that comes from comparing positions hides blocks of 128 x 128: n of them a side leave (n + 1) / 2n.
+* **Where the scores leave their fragment**, such as residuals that a pipeline keeps for the backward pass, they are
+  written, and nothing is fused. `jax.checkpoint` around attention avoids that.
+
+To switch it off, leave `attention` out. That a plan is priced so does not make XLA run it so.
+
 ## Overlap
 
 Where the cluster file says `overlap: true`, or `--overlap on` does, collectives run beside computing, as XLA's
@@ -103,7 +126,9 @@ latency-hiding scheduler and asynchronous collectives let them (`shardopt/solve/
 * all others, such as the sums of activations under tensor parallelism, hold the program up.
 
 A program of f seconds of computing, b seconds of collectives of the first two kinds and w of the third takes
-max(f, b) + w seconds. That is one account, for stages while they are chosen and for the finished plan. Transfers between
+max(f, b) + w seconds. On GPUs collectives run on the cores that compute, which slows both: computing takes 1.189 times as
+long beside them, the mean over GPT and LLaMA models on A100, H100, MI210 and MI250 ([Lee et al.](https://arxiv.org/abs/2507.03114)).
+There a program saves the lesser of f and b / 1.189. That is one account, for stages while they are chosen and for the finished plan. Transfers between
 meshes are beside computing with or without it: the simulated schedule lets a mesh go on while it sends.
 
 The solver minimizes f + b + w, of which max(f, b) + w is at least the half. So what it proves about shardings it proves
@@ -141,6 +166,8 @@ four times the bytes that the compiled program moves. So bytes are counted by ke
 * An operation is fused into its readers if it can be fused into all of them, unless that would move more bytes
   than writing its result.
 * A value that is resharded between operations that would be fused is written and read for that.
+* A sharding constraint is no operation of a kernel: what it hands on is its operand, in the same memory. Only where
+  the two have different shardings it costs something, namely the collective and the memory of the result.
 
 How near this comes to compiled programs: [costs of operations, measured](../evidence/operation-costs.md).
 

@@ -421,6 +421,13 @@ _MOVEMENT = (
         + " : (tensor<8x16xf32>, tensor<f32>) -> tensor<8x20xf32>",
     ),
     _example(
+        "pad:shift",
+        "%a: tensor<8x16xf32>, %p: tensor<f32>",
+        "tensor<8x16xf32>",
+        "%r = stablehlo.pad %a, %p, low = [0, 1], high = [0, -1], interior = [0, 0] : "
+        "(tensor<8x16xf32>, tensor<f32>) -> tensor<8x16xf32>",
+    ),
+    _example(
         "pad:interior",
         "%a: tensor<8x16xf32>",
         "tensor<8x32xf32>",

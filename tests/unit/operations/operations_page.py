@@ -46,8 +46,9 @@ say what becomes of each factor:
   (collective-permute).
 * *whole*: it is not split.
 
-A mesh axis splits a dimension only if it divides its extent. The remark `uneven-dimension` names large dimensions that
-no axis divides.
+A mesh axis that does not divide the extent of a dimension splits it with
+[padding](../concepts/intra-op.md#dimensions-that-no-axis-divides). The remark `uneven-dimension` names dimensions that
+are too short for that.
 
 | operation | dimensions | split | reduced | bordered | whole |
 |---|---|---|---|---|---|

@@ -28,11 +28,11 @@ def normal(seed: int, *shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape) * 0.5
 
 
-def lower(step: Step, *arguments: Any) -> ir.Module:
+def lower(step: Step, *arguments: Any, unroll: bool = True) -> ir.Module:
     """The step as imported StableHLO; its first argument is the donated state."""
     lowered = jax.jit(step, donate_argnums=0, keep_unused=True).lower(*arguments)
     module = ir.Module.parse(lowered.as_text(debug_info=True), make_context())
-    run_pipeline(module, "builtin.module(shardopt-import{unroll=true})")
+    run_pipeline(module, f"builtin.module(shardopt-import{{unroll={str(unroll).lower()}}})")
     return module
 
 
@@ -52,12 +52,13 @@ def check(
     counts: tuple[int, ...] = (1, 2, 4),
     rtol: float = 2e-5,
     atol: float = 2e-6,
+    unroll: bool = True,
     **options: Any,
 ) -> StepProgram:
     """The step cut into each number of microbatches gives the same results; returns the last
     program."""
     flat = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
-    original = lower(step, *arguments)
+    original = lower(step, *arguments, unroll=unroll)
     imported = module_bytecode(original)
     with original.context:
         expected = evaluate(original, flat)

@@ -4,6 +4,7 @@ rows go."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -31,12 +32,14 @@ def numbers(*extents: int) -> jax.ShapeDtypeStruct:
     return shape(*extents, dtype=jnp.int32)
 
 
-def batch_of(step: Step, *arguments: Any, donate: tuple[int, ...] = ()) -> dict[str, int]:
+def batch_of(
+    step: Step, *arguments: Any, donate: tuple[int, ...] = (), unroll: bool = True
+) -> dict[str, int]:
     """name -> dimension, of what the caller brings and of state."""
     with make_context() as context:
         exported = jax.export.export(jax.jit(step, donate_argnums=donate))(*arguments)
         module = load_module(exported.mlir_module_serialized, context)
-        run_pipeline(module, "builtin.module(shardopt-import{unroll=true})")
+        run_pipeline(module, f"builtin.module(shardopt-import{{unroll={str(unroll).lower()}}})")
         batch: FoundBatch = find_batch(module)
         names = [argument_name(each) for each in main_of(module).regions[0].blocks[0].arguments]
         return {names[each.index]: each.dim for each in batch.all}
@@ -329,3 +332,22 @@ def test_what_is_undecided_names_the_candidates(
     donate = () if step is mlp else (0,)
     with pytest.raises(UndecidedBatch, match=message):
         batch_of(step, *arguments, donate=donate)
+
+
+def test_the_batch_of_a_recurrent_network_in_loops_that_stay() -> None:
+    """Rows come into the state, which begins as zeros, by the first iteration, and are rows of all
+    products from the second one on."""
+
+    def loss(p: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        def layer(xs: jax.Array, w: jax.Array) -> Any:
+            def cell(h: jax.Array, x: jax.Array) -> Any:
+                h = jnp.tanh(h @ w[0] + x @ w[1])
+                return h, h
+
+            return lax.scan(cell, jnp.zeros_like(xs[0]), xs)[1], None
+
+        return jnp.mean((lax.scan(layer, jnp.swapaxes(x, 0, 1), p)[0][-1] - y) ** 2)
+
+    arguments = shape(2, 2, 3, 3), shape(ROWS, 5, 3), shape(ROWS, 3)
+    step = partial(trained, loss)
+    assert batch_of(step, *arguments, donate=(0,), unroll=False) == {"batch[0]": 0, "batch[1]": 0}

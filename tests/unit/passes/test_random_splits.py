@@ -1,4 +1,4 @@
-"""Random steps that reduce, mix, move and pair rows of the batch: cut into microbatches they are
+"""Random steps that reduce, mix, move and pair rows of the batch, in loops and branches too: cut into microbatches they are
 exact, or refused."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jax import lax
 from loop_expansion import expand_loop
 from split_checks import lower, normal, split
 
@@ -54,6 +55,18 @@ OPS: dict[str, Callable[..., jax.Array]] = {
     "looked up": lambda a, b, w: w[jnp.argmax(a, axis=-1)],
     "rows looked up": lambda a, b, w: a[jnp.argmax(b, axis=-1)],
     "scaled": lambda a, b, w: a * jnp.sum(b**2),
+    "loop": lambda a, b, w: lax.fori_loop(0, 3, lambda k, h: jnp.tanh(h @ w) + k * b, a),
+    "loop from zeros": lambda a, b, w: lax.scan(
+        lambda h, x: (jnp.tanh(h @ w + x), h), jnp.zeros_like(a), jnp.stack([a, b])
+    )[0],
+    "sum in a loop": lambda a, b, w: lax.fori_loop(
+        0, 2, lambda k, total: total + (a * 0.1).T @ jnp.tanh(b * k), jnp.zeros_like(w)
+    ),
+    "loop over rows": lambda a, b, w: lax.scan(
+        lambda h, row: (jnp.tanh(h @ w + row), h), jnp.zeros_like(a[0]), a
+    )[1],
+    "branch": lambda a, b, w: lax.cond(w[0, 0] > w[1, 1], jnp.sin, lambda a: a * b, a),
+    "branch by rows": lambda a, b, w: lax.cond(a[0, 0] > 0, jnp.sin, jnp.cos, b),
     "normed": lambda a, b, w: a / (1 + jnp.sqrt(jnp.sum(b**2, axis=-1, keepdims=True))),
 }
 
@@ -99,7 +112,7 @@ def test_a_random_step_is_exact_or_refused(program: Program, count: int, train: 
         grads, outputs = jax.grad(loss, has_aux=True)(weights)
         return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], outputs
 
-    original = lower(step, weights, x, y)
+    original = lower(step, weights, x, y, unroll=False)
     module = type(original).parse(module_bytecode(original), original.context)
     try:
         split(module, count, batch_args=("x", "y"))

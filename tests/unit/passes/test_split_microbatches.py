@@ -287,14 +287,18 @@ def test_a_step_without_a_batch_is_one_iteration() -> None:
 
 
 def test_one_microbatch_needs_no_batch() -> None:
-    """Such as a step that accumulates over parts of its batch itself."""
+    """Such as a step that goes over parts of its batch itself, with statistics of those before."""
 
     def accumulated(params: Any, x: jax.Array, y: jax.Array) -> Any:
-        def add(total: Any, rows: Any) -> Any:
-            return jax.tree.map(jnp.add, total, jax.grad(mse)(params, *rows)), None
+        def add(carry: Any, rows: Any) -> Any:
+            total, mean = carry
+            mean = 0.9 * mean + 0.1 * mlp(params, rows[0]).mean()
+            grads = jax.grad(mse)(params, rows[0] - mean, rows[1])
+            return (jax.tree.map(jnp.add, total, grads), mean), None
 
         parts = (x.reshape(2, 3, 3), y.reshape(2, 3, 2))
-        grads, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)
+        start = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
+        (grads, _), _ = jax.lax.scan(add, start, parts)
         return jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
 
     program = check(accumulated, mlp_params(), normal(3, 6, 3), normal(4, 6, 2), counts=(1,))

@@ -403,18 +403,6 @@ def test_losses_whose_gradient_needs_the_whole_forward_pass(loss: Callable[..., 
         split(module, 2)
 
 
-def test_branches_on_activations_are_refused_with_what_to_do() -> None:
-    def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        out = mlp(params, x)
-        is_large = jax.tree.leaves(params)[0].sum() > 0
-        return jnp.mean((jax.lax.cond(is_large, jnp.sin, jnp.cos, out) - y) ** 2)
-
-    module = lower(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2))
-    message = r"'stablehlo\.case' .*; with num-microbatches=1 loops and branches run on the whole"
-    with pytest.raises(DiagnosedError, match=message):
-        split(module, 2)
-
-
 def test_iota_masks_of_the_batch_are_sliced() -> None:
     """By position in the batch, as the whole batch would have had them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -61,6 +62,41 @@ def test_json_holds_the_same(model: str, capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
+def test_a_frontier_is_a_table_a_document_and_a_picture(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "frontier.svg"
+    assert shard(model, "--mesh", "4", "--frontier", "--frontier-svg", str(picture)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[lines.index(next(x for x in lines if "fastest plan" in x)) :])) <= 80
+    rows = [[cell.strip() for cell in line.split("│")] for line in lines]
+    printed = [row for row in rows if len(row) == 8 and row[4] in ("optimal", "feasible")]
+    root = ElementTree.parse(picture).getroot()
+    assert len(root.findall(".//{*}circle")) == len(printed) > 1
+    assert printed[-1][5] == "any budget"
+
+    assert shard(model, "--mesh", "4", "--frontier", "8", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    points = document["frontier"]["points"]
+    # The solver charges a copy to each of its readers, which share it in the plan.
+    assert points[-1]["seconds"] >= document["cost"]["seconds"] * (1 - 1e-9)
+    assert points[-1]["peak_bytes"] == document["cost"]["peak_bytes"]
+    assert points[0]["peak_bytes"] < points[-1]["peak_bytes"]
+    assert points[0]["peak_bytes"] >= document["frontier"]["least_bound_bytes"]
+
+
+def test_each_point_of_a_frontier_is_the_plan_within_its_bytes(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shard(model, "--mesh", "4", "--frontier", "--json") == 0
+    for point in json.loads(capsys.readouterr().out)["frontier"]["points"]:
+        budget = ("--memory-budget", str(point["peak_bytes"]))
+        assert shard(model, "--mesh", "4", "--json", *budget) == 0
+        cost = json.loads(capsys.readouterr().out)["cost"]
+        assert cost["peak_bytes"] <= point["peak_bytes"]
+        assert cost["seconds"] <= point["seconds"] * (1 + 1e-3)
+
+
 @pytest.mark.parametrize("suffix", [".mlir", ".mlirbc"])
 def test_the_written_module_is_the_sharded_one(model: str, tmp_path: Path, suffix: str) -> None:
     target = tmp_path / f"out{suffix}"
@@ -81,6 +117,8 @@ def test_the_written_module_is_the_sharded_one(model: str, tmp_path: Path, suffi
             "option 'intra-op' of shardopt-choose-shardings expects",
         ),
         (("--mesh", "4", "--gap", "-1"), "gap must not be negative, found -1"),
+        (("--mesh", "4", "--frontier", "many"), "'frontier' of shardopt-choose-shardings expects"),
+        (("--mesh", "4", "--frontier-svg", "no/such/x.svg"), "its folder does not exist"),
         (("--mesh", "4", "-o", "no/such/folder/out.mlir"), "its folder does not exist"),
     ],
 )

@@ -66,7 +66,8 @@ def insert_stops(
             value = handle.operands[position]
             # The last step needs a stop as well: without one the partitioner takes a way of its
             # own.
-            for stop in (*resharding_stops(shardings[tensor], target, mesh), target):
+            stops = resharding_stops(shardings[tensor], target, mesh, reader.tensors[tensor].shape)
+            for stop in (*stops, target):
                 key = (value, stop, op.scope)
                 if key not in after:
                     after[key] = identity(value, handle.location, ir.InsertionPoint(handle)).result

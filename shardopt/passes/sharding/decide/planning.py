@@ -7,9 +7,10 @@ For each mesh the rules of the problem come from the user's demands, the plan fi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shardopt.dialect.mpmd import is_mesh_tensor
 from shardopt.extract.batch_arguments import batch_of
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.hardware.cluster import Cluster
@@ -101,11 +102,14 @@ class MeshPlanner:
             graph.method, graph, tables, self.options.batch_args, received=received
         )
         restriction = restrict(graph.method, tables, input_kinds)
-        fixed, allowed = restriction.fixed, restriction.allowed
         try:
-            return tables.problem(
-                fixed=fixed, allowed=allowed, tied=tuple(graph.tied), residency=graph.residency
+            problem = tables.problem(
+                fixed=restriction.fixed,
+                allowed=restriction.allowed,
+                tied=tuple(graph.tied),
+                residency=graph.residency,
             )
+            return replace(problem, transient=restriction.transient)
         except ImpossibleSharding as error:
             where = graph.fragments[0] if error.op is None else graph.reader.handles[error.op]
             raise self.pm.error(where, str(error)) from error
@@ -115,8 +119,21 @@ class MeshPlanner:
             tensor: (sharding,) for tensor, sharding in fixed_of(plan_file, stage, graph).items()
         }
         return Constraints(
-            self.demands.allowed(graph.reader) | pinned, self.demands.forbidden(graph.reader)
+            self.demands.allowed(graph.reader) | pinned,
+            self.demands.forbidden(graph.reader),
+            self._even(graph),
+            # In a program of one device every reader would have to mask the padding.
+            partitioned=self.options.sharding_format != "collectives",
         )
+
+    def _even(self, graph: MeshGraph) -> frozenset[int]:
+        """`jax` takes and gives arrays with even tiles alone, and the verifier of mesh tensors
+        accepts no others."""
+        index = graph.reader.index.items()
+        between = {tensor for value, tensor in index if is_mesh_tensor(value.type)}
+        if self.options.sharding_format == "sdy":
+            between.update((*graph.arguments.values(), *graph.outputs))
+        return frozenset(between)
 
     def _solve(self, problem: IntraOpProblem) -> Solution:
         return problem.solve(self.options.time_limit, self.options.gap)
@@ -140,7 +157,7 @@ class MeshPlanner:
         staged = any(fragment.name == "mpmd.fragment" for fragment in graph.fragments)
         option = self.options.unreduced
         return option == "on" or (
-            option == "auto" and (staged or self.options.sharding_format == "sdy")
+            option == "auto" and (staged or self.options.sharding_format != "mhlo")
         )
 
     def _report(self, graph: MeshGraph, solved: Solved, selected: Sequence[Selected]) -> None:

@@ -151,6 +151,8 @@ def _requirements(
         tuple(sorted(number[tensor] for tensor in graph.state)),
         _renumbered(batch, number),
         _renumbered(constraints.allowed, number),
+        tuple(sorted(number[tensor] for tensor in constraints.even)),
+        constraints.partitioned,
         tuple(
             sorted(
                 (structure.position[op], tuple(sorted(axes)))

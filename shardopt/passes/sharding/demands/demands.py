@@ -19,12 +19,16 @@ def obeyed_demands(
     file: str,
     annotations: str,
     pm: PassContext,
+    *,
+    padded: bool,
 ) -> Demands:
     """Of a plain module on `mesh`, or without one of a staged module. `file` may be empty;
-    `annotations` is the option of that name. Raises UserError and DemandError, and PassFailure for
-    a lost annotation that is required."""
+    `annotations` is the option of that name; unless `padded`, tiles must be even. Raises UserError
+    and DemandError, and PassFailure for a lost annotation that is required."""
     entries = load_constraints(file) if file else ()
-    demands = read_demands(module, main, mesh, entries, obey_annotations=annotations != "drop")
+    demands = read_demands(
+        module, main, mesh, entries, obey_annotations=annotations != "drop", padded=padded
+    )
     report_lost(demands.lost, annotations, pm)
     pm.statistic("annotations obeyed", demands.obeyed)
     return demands

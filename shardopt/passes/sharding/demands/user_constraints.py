@@ -51,6 +51,7 @@ def read_demands(
     entries: Sequence[Entry] = (),
     *,
     obey_annotations: bool,
+    padded: bool,
 ) -> Demands:
     """The demands of a plain module on `mesh`, or without one of a staged module on the meshes of
     its topology."""
@@ -64,7 +65,9 @@ def read_demands(
         blocks = [
             (f.regions[0].blocks[0], meshes[home]) for f, home in zip(fragments, homes, strict=True)
         ]
-    return Demands(main, callees, meshes, blocks, entries, obey_annotations=obey_annotations)
+    return Demands(
+        main, callees, meshes, blocks, entries, obey_annotations=obey_annotations, padded=padded
+    )
 
 
 class Demands:
@@ -82,9 +85,10 @@ class Demands:
         entries: Sequence[Entry] = (),
         *,
         obey_annotations: bool,
+        padded: bool,
     ) -> None:
         self.main, self.callees, self.entries = main, callees, entries
-        self.obey = obey_annotations
+        self.obey, self.padded = obey_annotations, padded
         self.lost: list[Lost] = []
         self.obeyed = 0
         self._meshes = meshes
@@ -144,7 +148,7 @@ class Demands:
         if not self.obey or annotation.is_vacuous:
             return None
         shape, agrees = tensor_shape(value), agreement(annotation, mesh)
-        why = annotation.misfit(mesh, shape)
+        why = self._misfit(annotation, mesh, shape)
         if not why and not shardings_that(agrees, mesh, shape):
             why = f"its tiles are not those of axes of mesh {mesh}"
         if why:
@@ -152,6 +156,14 @@ class Demands:
             return None
         self.obeyed += 1
         return DemandRule(f"the annotation {annotation}", where, agrees)
+
+    def _misfit(self, annotation: Annotation, mesh: Mesh, shape: tuple[int, ...]) -> str:
+        """Why no tensor of that shape can have the sharding, or nothing."""
+        if why := annotation.misfit(mesh, shape):
+            return why
+        agreeing = () if self.padded else shardings_that(agreement(annotation, mesh), mesh, shape)
+        is_padded = agreeing and not any(each.is_even(mesh, shape) for each in agreeing)
+        return "its tiles would need padding" if is_padded else ""
 
     # ---- the signature of @main ----
 
@@ -312,7 +324,7 @@ class Demands:
                 annotation = entry.annotation(len(shape), mesh)
             except ValueError as error:
                 raise DemandError(where, f"{entry}: {error}, for {what_is(value)}") from None
-            if why := annotation.misfit(mesh, shape):
+            if why := self._misfit(annotation, mesh, shape):
                 raise DemandError(
                     where, f"{entry}: sharding {annotation} does not fit {what_is(value)}: {why}"
                 )

@@ -103,7 +103,7 @@ def _holders(
             + (f" for {live.count} microbatches" if live.count > 1 else ""),
         )
         for live in lives
-        if live.start <= at < live.stop
+        if (span := live.span(plan.shardings.__getitem__))[0] <= at < span[1]
     ]
     held += [
         (copy.bytes, copy.tensor, f"copied as {copy.sharding}" if copy.sharding else "on the way")

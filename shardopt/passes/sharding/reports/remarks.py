@@ -15,6 +15,13 @@ from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 # Operations whose choice decides a plan; remarks on every elementwise operation would hide them.
 _EXPLAINED = frozenset({"dot_general", "convolution"})
 
+# What the solver says of steps that readers share, in words.
+_SHARING = {
+    "pair_objective": "objective if each reader paid for itself",
+    "price_rounds": "rounds of prices",
+    "tied_price_rounds": "rounds of prices with equal layers tied",
+}
+
 
 def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
     """Statistics and one remark about the plan of a mesh."""
@@ -31,6 +38,9 @@ def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
     pm.statistic(f"{mesh}: objective", solution.objective)
     pm.statistic(f"{mesh}: predicted peak bytes", plan.peak_bytes)
     pm.statistic(f"{mesh}: gap", solution.gap)
+    for name, words in _SHARING.items():
+        if isinstance(value := solution.statistics.get(name), (int, float)):
+            pm.statistic(f"{mesh}: {words}", value)
     for kind, number in cost.collectives:
         pm.statistic(f"{mesh}: {kind}", number)
     kinds = ", ".join(f"{number} {kind}" for kind, number in cost.collectives) or "no collectives"

@@ -6,6 +6,7 @@ from jaxlib.mlir import ir
 
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.ir.loops import UNKNOWN_TRIPS
+from shardopt.mesh.splits import may_split
 from shardopt.passes.base import PassContext
 from shardopt.solve.sharding.strategies.factors import uneven_factor, why_opaque
 
@@ -42,13 +43,13 @@ def _report_uneven(graph: MeshGraph, pm: PassContext) -> None:
     for op, handle in zip(graph.reader.ops, graph.reader.handles, strict=True):
         extent = uneven_factor(op, graph.mesh) if op.name in _HEAVY else 0
         for axis, size in graph.mesh.axes if extent else ():
-            if extent % size:
+            if not may_split(extent, size):
                 uneven.setdefault((extent, axis), []).append(handle)
     for (extent, axis), handles in uneven.items():
         size = graph.mesh.axis_size(axis)
         message = (
             f"the largest dimension, of extent {extent}, is not split along axis '{axis}' of size "
-            f"{size}, which does not divide it{_many(handles)}"
+            f"{size}: too much would be padding{_many(handles)}"
         )
         pm.remark("uneven-dimension", handles[0], message)
 

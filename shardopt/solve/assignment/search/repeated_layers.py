@@ -44,7 +44,7 @@ def solve_repeated(
     Where parts repeat, the statistics have the rounds and nodes of the tied problem (`tied_rounds`,
     `tied_nodes`), what its solution costs (`tied_objective`, unless none was found) and what
     remains after freeing (`freed_objective`)."""
-    tied = tie_repeated(problem) if table_entries(problem) > _MAX_DIRECT_ENTRIES else None
+    tied = tie_repeated(problem) if is_large(problem) else None
     if tied is None:
         return _solve_memory_last(problem, limits, start, store)
     begin = monotonic()
@@ -82,6 +82,11 @@ def cheapest(problem: Problem, *choices: Sequence[int] | None) -> Sequence[int] 
         key=lambda choice: (not evaluations[choice].feasible, evaluations[choice].objective),
         default=None,
     )
+
+
+def is_large(problem: Problem) -> bool:
+    """Whether equal parts are worth a search of their own."""
+    return table_entries(problem) > _MAX_DIRECT_ENTRIES
 
 
 def table_entries(problem: Problem) -> int:

@@ -14,7 +14,7 @@ from time import monotonic
 
 import numpy as np
 
-from shardopt.solve.assignment.problem import Edge, Problem, Solution, evaluate
+from shardopt.solve.assignment.problem import Edge, Problem, Solution
 from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
@@ -121,7 +121,7 @@ class _Search:
         weighted bytes."""
         plan = split_copies(self.model, solution, self._peak() - 1)
         if plan.peak_bytes < self.best.peak_bytes:
-            objective = evaluate(problem, solution.choice).objective
+            objective = self.model.base.plan_seconds(plan)
             unweighted = Solution(
                 choice=solution.choice,
                 objective=objective,

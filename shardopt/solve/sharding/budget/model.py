@@ -7,9 +7,8 @@ node of one tensor:
 * for a value that can be recomputed (`rematerialization`): (sharding, kept or not). Kept, it
   takes its bytes in the gap between its readers; else the seconds of the chain, and the sources
   must lie as the chain wants.
-* for an operand of one operation: (sharding that the operation wants, copied or not). Copied, it
-  takes the bytes of the copy while the operation runs; else the value must be in that sharding
-  itself.
+* for an operand of one operation: what its copies take while the operation runs, which follows from
+  the shardings of both (`copy_states`).
 
 Copies that outlive their first reader, kept sources and scratch space are not in the problem, so
 that it stays a relaxation; `IntraOpPlan.live_bytes` counts everything."""
@@ -17,12 +16,14 @@ that it stays a relaxation; `IntraOpPlan.live_bytes` counts everything."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage
+from shardopt.solve.sharding.budget.copy_states import CopyStates, copy_states
 from shardopt.solve.sharding.budget.rematerialization import (
     Candidate,
     RematRecipe,
@@ -57,7 +58,14 @@ class BudgetModel:
         choices = (self._choice(candidate) for candidate in candidates)
         self.choices = tuple(choice for choice in choices if any(choice.recipes))
         self.first_choice = len(base.problem.costs)
+        self._copies: dict[Operand, CopyStates] = {}
         self._edges_of: tuple[Problem, dict[int, list[Edge]]] | None = None
+
+    def priced(self, problem: Problem) -> BudgetModel:
+        """The same model for other prices of shared steps."""
+        other = copy(self)
+        other.base, other._edges_of = replace(self.base, problem=problem), None
+        return other
 
     def problem(self, limit: int, copies: Iterable[Operand]) -> Problem:
         """The problem within `limit` bytes that counts the given copies of operands."""
@@ -87,15 +95,14 @@ class BudgetModel:
         return strategies
 
     def copied(self, shardings: Sequence[int], copies: Iterable[Operand]) -> list[int]:
-        """For each operand whether it is copied, given strategies of the plain nodes."""
-        strategies = []
-        for op, tensor in copies:
-            required = self._required(op, tensor)
-            target = required[shardings[self.base.node_of[self.tables.graph.ops[op].results[0]]]]
-            present = self.base.columns[tensor].shardings[shardings[self.base.node_of[tensor]]]
-            distinct = self.tables.strategies.column(required).distinct
-            strategies.append(2 * distinct.index(target) + (target != present))
-        return strategies
+        """For each operand which copies it has, given strategies of the plain nodes."""
+        node_of, ops = self.base.node_of, self.tables.graph.ops
+        return [
+            self._copy_states(op, tensor).state(
+                shardings[node_of[ops[op].results[0]]], shardings[node_of[tensor]]
+            )
+            for op, tensor in copies
+        ]
 
     def edges_of(self, problem: Problem, node: int) -> Sequence[Edge]:
         """The edges to the node of a candidate, all of which end there."""
@@ -106,10 +113,6 @@ class BudgetModel:
                     by_node.setdefault(edge.v, []).append(edge)
             self._edges_of = problem, by_node
         return self._edges_of[1].get(node, ())
-
-    def _required(self, op: int, tensor: int) -> tuple[Sharding, ...]:
-        slot = self.tables.graph.ops[op].operands.index(tensor)
-        return tuple(strategy.operands[slot] for strategy in self.tables.ops[op].strategies)
 
     def decode(self, solution: Solution, fresh: FreshCopies = frozenset()) -> IntraOpPlan:
         return self.base.decode(solution, self._rematerialized(solution.choice), fresh)
@@ -218,27 +221,21 @@ class BudgetModel:
 
     # ---- copies of operands ----
 
+    def _copy_states(self, op: int, tensor: int) -> CopyStates:
+        if (op, tensor) not in self._copies:
+            self._copies[op, tensor] = copy_states(self.base, op, tensor)
+        return self._copies[op, tensor]
+
     def _copy(self, op: int, tensor: int, node: int) -> tuple[np.ndarray, Usage, list[Edge]]:
-        required = self._required(op, tensor)
-        column = self.tables.strategies.column(required)
-        size = self.tables.strategies.local_bytes(
-            self.tables.graph.tensors[tensor], self.tables.strategies.column(column.distinct)
+        states, at = self._copy_states(op, tensor), self.position[op]
+        reader, maker = (
+            self.base.node_of[value] for value in (self.tables.graph.ops[op].results[0], tensor)
         )
-        at = self.position[op]
-        usage = Usage(at, at + 1, np.stack([np.zeros_like(size), size], axis=1).ravel())
-        reads = np.repeat(_equal(required, column.distinct), 2, axis=1)
-        has = np.repeat(_equal(self.base.columns[tensor].shardings, column.distinct), 2, axis=1)
-        # A value that is copied may lie in any sharding itself.
-        has[:, 1::2] = True
         edges = [
-            Edge(
-                self.base.node_of[self.tables.graph.ops[op].results[0]],
-                node,
-                np.where(reads, 0.0, np.inf),
-            ),
-            Edge(self.base.node_of[tensor], node, np.where(has, 0.0, np.inf)),
+            Edge(reader, node, np.where(states.of_reader, 0.0, np.inf)),
+            Edge(maker, node, np.where(states.of_tensor, 0.0, np.inf)),
         ]
-        return np.zeros(2 * len(column.distinct)), usage, edges
+        return np.zeros(len(states.states)), Usage(at, at + 1, states.bytes), edges
 
 
 def _equal(first: Sequence[Sharding], second: Sequence[Sharding]) -> np.ndarray:

@@ -3,8 +3,11 @@ readers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from shardopt.mesh.mesh import Sharding
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
 from shardopt.solve.sharding.intra_op.copies import TensorCopy, find_copies
@@ -32,15 +35,30 @@ def split_copies(model: BudgetModel, solution: Solution, limit: int) -> IntraOpP
 def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> FreshCopies:
     """For every copy that is held over a time above the limit, its next reader."""
     above = np.flatnonzero(plan.live_bytes > limit)
-    position = {op: at for at, op in enumerate(problem.order)}
-    graph, fresh = problem.tables.graph, set()
-    consumers = graph.consumers()
-    for copy in _copies(problem, plan):
+    fresh = set()
+    for copy, sharding, reads in _copies(problem, plan):
         # Readers that follow each other leave no time in which the copy could be gone.
-        if copy.sharding is None or copy.stop - copy.start < 3:
+        if copy.stop - copy.start < 3:
+            continue
+        for at in above[(above > copy.start) & (above < copy.stop - 1)].tolist():
+            after = next((p for p in reads if p >= at), None)
+            if after is not None and after > at:
+                fresh.add((copy.tensor, sharding, problem.order[after]))
+    return frozenset(fresh)
+
+
+def _copies(
+    problem: IntraOpProblem, plan: IntraOpPlan
+) -> Iterator[tuple[TensorCopy, Sharding, tuple[int, ...]]]:
+    """The copies of operands, each with its sharding and the positions of its readers."""
+    graph = plan.graph
+    position = {op: at for at, op in enumerate(problem.order)}
+    consumers = graph.consumers()
+    for copy in find_copies(plan, enumerate(problem.order)):
+        if copy.sharding is None:
             continue
         scope = graph.ops[copy.op].scope
-        wants = sorted(
+        reads = sorted(
             position[op]
             for op in consumers[copy.tensor]
             if op in position
@@ -48,22 +66,15 @@ def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> Fr
             and (copy.tensor, copy.sharding)
             in zip(graph.ops[op].operands, plan.strategies[op].operands, strict=True)
         )
-        for at in above[(above > copy.start) & (above < copy.stop - 1)].tolist():
-            after = next((p for p in wants if p >= at), None)
-            if after is not None and after > at:
-                fresh.add((copy.tensor, copy.sharding, problem.order[after]))
-    return frozenset(fresh)
-
-
-def _copies(problem: IntraOpProblem, plan: IntraOpPlan) -> tuple[TensorCopy, ...]:
-    return find_copies(plan, enumerate(problem.order))
+        yield copy, copy.sharding, tuple(at for at in reads if copy.start <= at < copy.stop)
 
 
 def copies_at_excess(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> dict[Operand, None]:
-    """Operands whose copies are held at a time above the limit."""
-    above = np.flatnonzero(plan.live_bytes > limit)
-    operands: dict[Operand, None] = {}
-    for copy in _copies(problem, plan):
-        if copy.sharding is not None and ((above >= copy.start) & (above < copy.stop)).any():
-            operands[copy.op, copy.tensor] = None
-    return operands
+    """Operands whose copies are read at a time above the limit, by whoever reads them there."""
+    above = set(np.flatnonzero(plan.live_bytes > limit).tolist())
+    return {
+        (problem.order[at], copy.tensor): None
+        for copy, _, reads in _copies(problem, plan)
+        for at in reads
+        if at in above
+    }

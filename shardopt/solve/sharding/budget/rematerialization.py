@@ -86,6 +86,7 @@ class _Finder:
             self.lives.setdefault(live.tensor, []).append(live)
         self.consumers = self.graph.consumers()
         self.producers = problem.tables.producers
+        self.handed_on = frozenset(self.graph.handed_on.values())
         # Values that are candidates already.
         self.droppable: set[int] = set()
 
@@ -111,6 +112,8 @@ class _Finder:
         inside = all(c in self.position and self.graph.ops[c].scope == op.scope for c in consumers)
         if len(lives) != 1 or not consumers or not inside or tensor in self.graph.outputs:
             return None
+        if tensor in self.handed_on:  # it is there under another name
+            return None
         touched = sorted((*self._touches(consumer), consumer) for consumer in consumers)
         free_from, start, stop = lives[0].start + 1, 0, 0
         for first, last, _ in touched:
@@ -130,7 +133,13 @@ class _Finder:
         return min(positions), max(positions)
 
     def is_alive(self, tensor: int, position: int) -> bool:
-        return any(live.start <= position < live.stop for live in self.lives.get(tensor, ()))
+        """What a marker hands on is there as its operand, too."""
+        while not any(live.start <= position < live.stop for live in self.lives.get(tensor, ())):
+            maker = self.producers[tensor]
+            if tensor not in self.graph.handed_on or self.position.get(maker, 0) > position:
+                return False
+            tensor = self.graph.handed_on[tensor]
+        return True
 
 
 class _Chain:

@@ -19,13 +19,18 @@ from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 
-from shardopt.solve.assignment.problem import Problem, Solution, Status, evaluate, relative_gap
+import numpy as np
+
+from shardopt.solve.assignment.problem import Problem, Solution, Status, relative_gap
 from shardopt.solve.assignment.search.limits import (
     DEFAULT_WORK_SECONDS,
     WORK_PER_SECOND,
     SearchLimits,
 )
+from shardopt.solve.assignment.search.repeated_layers import is_large
 from shardopt.solve.assignment.search.sharding_ilp import solve
+from shardopt.solve.assignment.sharing.price_splitting import moved_shares
+from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.sharding.budget.least_peak import LeastPeak, find_least_peak
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
 from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, split_copies
@@ -39,6 +44,8 @@ _MOST_ROUNDS = 8
 # billion parameters, twice this share makes the step 0.001 % shorter; ten times as much again made
 # the plans of eight stages 0.03 % shorter in all.
 _WORK_SHARE = 0.05
+# Rounds in which only prices change: each of a large problem takes seconds.
+_FEW_PRICES, _MANY_PRICES = 2, 24
 # A gap this small is rounding.
 OPTIMAL_GAP = 1e-7
 
@@ -82,10 +89,17 @@ def fit(
         return Fit(relaxed, plan)
     plan = split_copies(BudgetModel(problem, ()), relaxed, limit)
     if plan.peak_bytes <= limit:
-        return Fit(relaxed, plan)
+        return Fit(_dearer(relaxed, problem.plan_seconds(plan)), plan)
     return _Search(
         problem, limit, time_limit_seconds, gap_tolerance, relaxed, tuple(start) or relaxed.choice
     ).run()
+
+
+def _dearer(solution: Solution, objective: float) -> Solution:
+    """The solution of a plan that costs more, as copies are made anew."""
+    gap = relative_gap(objective, solution.bound)
+    status: Status = "optimal" if gap <= OPTIMAL_GAP else "feasible"
+    return replace(solution, objective=objective, gap=gap, status=status)
 
 
 @dataclass(eq=False)
@@ -100,13 +114,22 @@ class _Search:
     struck: bool = False
 
     def run(self) -> Fit:
-        model = BudgetModel(self.problem, find_candidates(self.problem))
+        whole, sharing = (
+            BudgetModel(self.problem, find_candidates(self.problem)),
+            self.problem.sharing,
+        )
+        # Shared steps are paid for as in the plan to begin with.
+        shares = sharing.fair_shares(sharing.used(self.start))
+        model = whole.priced(sharing.priced(shares))
+        price_rounds = _FEW_PRICES if is_large(self.problem.problem) else _MANY_PRICES
         seconds = DEFAULT_WORK_SECONDS if self.seconds is None else self.seconds
         work = int(_WORK_SHARE * WORK_PER_SECOND * seconds)
         deadline = None if self.seconds is None else monotonic() + self.seconds
         copies: dict[Operand, None] = {}
         inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.start
-        for number in range(1, _MOST_ROUNDS + 1):
+        number, left_rounds = 0, _MOST_ROUNDS
+        while left_rounds:
+            number += 1
             problem = model.problem(inner, copies)
             start = greedy_start(model, problem, copies, shardings)
             # The start may fit as it is, and is there even where the solver finds nothing.
@@ -129,8 +152,16 @@ class _Search:
                 break
             shardings = solution.choice
             plan = self._offer(model, problem, solution.choice, number)
-            if plan.peak_bytes <= self.limit or late:
+            if late:
                 break
+            if plan.peak_bytes <= self.limit:
+                moved = self._moved(sharing, shares, solution, bound)
+                if moved is None or inner < self.limit or not price_rounds:
+                    break
+                price_rounds, shares = price_rounds - 1, moved
+                model = whole.priced(sharing.priced(shares))
+                continue
+            left_rounds -= 1
             # First count the copies that were overlooked, which is exact; only what no copy
             # explains lowers the limit, which may cut off plans that fit.
             missing = copies_at_excess(self.problem, plan, self.limit).keys() - copies.keys()
@@ -142,24 +173,36 @@ class _Search:
             return replace(self.best, solution=self._judged(self.best.solution, solution, bound))
         return self._least(model, proven, bound)
 
+    def _moved(
+        self, sharing: Sharing, shares: list[np.ndarray], solution: Solution, bound: float
+    ) -> list[np.ndarray] | None:
+        """Prices under which the bound may be closer to the best plan; None if it is close
+        enough."""
+        assert self.best is not None
+        objective = self.best.solution.objective
+        if relative_gap(objective, bound) <= max(self.gap_tolerance, OPTIMAL_GAP):
+            return None
+        used = sharing.used(solution.choice[: self.problem.problem.num_nodes])
+        return moved_shares(sharing, shares, used, objective - solution.bound)
+
     def _offer(
         self, model: BudgetModel, problem: Problem, choice: tuple[int, ...], number: int
     ) -> IntraOpPlan:
         """The plan of a choice, which is kept if it fits and is cheaper than what was found
         before."""
-        objective = evaluate(problem, choice).objective
         solution = Solution(
             choice=choice,
-            objective=objective,
+            objective=inf,
             bound=0.0,
             gap=1.0,
             status="feasible",
             statistics=self.relaxed.statistics,
         )
         plan = split_copies(model, solution, self.limit)
+        objective = self.problem.plan_seconds(plan)
         best = inf if self.best is None else self.best.solution.objective
         if plan.peak_bytes <= self.limit and objective < best:
-            self.best = Fit(solution, plan, rounds=number)
+            self.best = Fit(replace(solution, objective=objective), plan, rounds=number)
         return plan
 
     def _least(self, model: BudgetModel, proven: bool, bound: float) -> Fit:

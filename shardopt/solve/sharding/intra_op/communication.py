@@ -3,9 +3,8 @@ they read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Set
+from dataclasses import dataclass, replace
 
 from shardopt.cost.collectives import PERMUTE, Step
 from shardopt.cost.resharding_chain import resharding_path
@@ -22,8 +21,8 @@ class Communication:
     one execution.
 
     `trips` counts its executions in one execution of the operation's group. `reduces` tells a
-    collective that completes the operation's result from one that reshards an operand. `beside`
-    ones run while the device computes, as far as it does."""
+    collective that completes the operation's result from one that reshards an operand. `beside` is
+    the share of the seconds by which the device gets on with computing, if it has anything to."""
 
     op: int
     tensor: int
@@ -31,7 +30,7 @@ class Communication:
     seconds: float
     trips: int
     reduces: bool
-    beside: bool = False
+    beside: float = 0.0
 
 
 def find_communication(
@@ -42,15 +41,15 @@ def find_communication(
     for each in find_reshards(sharded, cluster, fused):
         reshards.setdefault(each.op, []).append(each)
     communication: list[Communication] = []
-    overlap = cluster.group_of(sharded.mesh).overlap
-    late = beside_computing(sharded.graph)[1] if overlap else frozenset()
+    share = cluster.group_of(sharded.mesh).overlap_share
+    late = beside_computing(sharded.graph)[1] if share else frozenset()
     for index, strategy in sharded.strategies.items():
         op = sharded.graph.ops[index]
         communication += reshards.get(index, ())
         for step in strategy.collectives:
             seconds = communication_seconds(cluster, sharded.mesh, (step,))
             reduces = step.kind != PERMUTE
-            beside = reduces and index in late
+            beside = share if reduces and index in late else 0.0
             communication.append(
                 Communication(index, op.results[0], step, seconds, op.trips, reduces, beside)
             )
@@ -59,38 +58,74 @@ def find_communication(
 
 def find_reshards(
     sharded: ShardedOps, cluster: Cluster, fused: Set[int]
-) -> Iterator[Communication]:
+) -> tuple[Communication, ...]:
     """The collectives that reshard operands, in program order; operations without a strategy need
     none. Readers of one scope share the steps by which their chains begin, as they do in the
-    compiled module, unless one is named in `fresh`; the solver, which sees pairs only, counts them
-    for each. What is `fused` otherwise is written and read with the first step."""
-    graph, mesh, shardings = sharded.graph, sharded.mesh, sharded.shardings
-    fresh, producers, owner = sharded.fresh, graph.producers(), cluster.group_of(mesh)
-    is_ready = beside_computing(graph)[0] if owner.overlap else _never
-    done: set[tuple[int, tuple[Sharding, ...], tuple[int, int]]] = set()
+    compiled module, unless one is named in `fresh`. What is `fused` otherwise is written with the
+    first step, and read in each sharding with the last step towards it."""
+    reshards = _Reshards(sharded, cluster, fused)
     for index, strategy in sharded.strategies.items():
-        op = graph.ops[index]
-        for tensor, target in zip(op.operands, strategy.operands, strict=True):
-            if tensor in sharded.cheap_to_clone or shardings[tensor] == target:
+        operands = sharded.graph.ops[index].operands
+        for tensor, target in zip(operands, strategy.operands, strict=True):
+            if tensor not in sharded.cheap_to_clone and sharded.shardings[tensor] != target:
+                reshards.add(index, tensor, target)
+    return tuple(reshards.moves)
+
+
+# A value, whether it is fused otherwise, and the scope in which steps are shared.
+_Value = tuple[int, bool, tuple[int, int]]
+
+
+class _Reshards:
+    """Collectives so far, and who can share them."""
+
+    def __init__(self, sharded: ShardedOps, cluster: Cluster, fused: Set[int]) -> None:
+        self.sharded, self.cluster, self.fused = sharded, cluster, fused
+        self.owner = cluster.group_of(sharded.mesh)
+        self.producers = sharded.graph.producers()
+        share = self.owner.overlap_share
+        self.is_ready = beside_computing(sharded.graph)[0] if share else _never
+        self.moves: list[Communication] = []
+        # The last collective of each chain that was made, and the ends that were read.
+        self.made: dict[tuple[_Value, tuple[Sharding, ...]], int | None] = {}
+        self.read: set[tuple[_Value, Sharding]] = set()
+
+    def add(self, index: int, tensor: int, target: Sharding) -> None:
+        """What brings `tensor` to operation `index`."""
+        sharded, mesh = self.sharded, self.sharded.mesh
+        value, source = sharded.graph.tensors[tensor], sharded.shardings[tensor]
+        is_fresh = (tensor, target, index) in sharded.fresh
+        scope = sharded.graph.ops[index].scope
+        key: _Value = sharded.origin(tensor), tensor in self.fused, scope
+        chain: tuple[Sharding, ...] = ()
+        last: int | None = None
+        for step, after in resharding_path(source, target, mesh, value.shape, value.itemsize):
+            chain = (*chain, after)
+            if (key, chain) in self.made and not is_fresh:
+                last = self.made[key, chain]
                 continue
-            shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
-            trips = graph.trips_of(index, tensor, producers[tensor])
-            chain: tuple[Sharding, ...] = ()
-            ends = (shardings[tensor], target) if tensor in fused else ()
-            extra = sum(
-                written_seconds(owner.device, graph.tensors[tensor], prod(s.tile_counts(mesh)))
-                for s in ends
-            )
-            for step, after in resharding_path(shardings[tensor], target, mesh, shape, itemsize):
-                chain = (*chain, after)
-                if (tensor, chain, op.scope) in done and (tensor, target, index) not in fresh:
-                    continue
-                done.add((tensor, chain, op.scope))
-                if step is not None:
-                    seconds = communication_seconds(cluster, mesh, (step,)) + extra
-                    beside = is_ready(index, tensor)
-                    yield Communication(index, tensor, step, seconds, trips, False, beside)
-                    extra = 0.0
+            if step is not None:
+                written = self._in_memory(tensor, source) if last is None else 0.0
+                last = len(self.moves)
+                self.moves.append(self._move(index, tensor, step, written))
+            self.made[key, chain] = last
+        if last is not None and ((key, target) not in self.read or is_fresh):
+            self.read.add((key, target))
+            seconds = self.moves[last].seconds + self._in_memory(tensor, target)
+            self.moves[last] = replace(self.moves[last], seconds=seconds)
+
+    def _move(self, index: int, tensor: int, step: Step, extra: float) -> Communication:
+        seconds = communication_seconds(self.cluster, self.sharded.mesh, (step,)) + extra
+        trips = self.sharded.graph.trips_of(index, tensor, self.producers[tensor])
+        beside = self.owner.overlap_share * self.is_ready(index, tensor)
+        return Communication(index, tensor, step, seconds, trips, False, beside)
+
+    def _in_memory(self, tensor: int, sharding: Sharding) -> float:
+        """Seconds to write or read a device's share of what would stay inside of a kernel."""
+        if tensor not in self.fused:
+            return 0.0
+        value, mesh = self.sharded.graph.tensors[tensor], self.sharded.mesh
+        return written_seconds(self.owner.device, value, sharding, mesh)
 
 
 def _never(reader: int, tensor: int) -> bool:

@@ -6,13 +6,13 @@ last of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 
 from shardopt.cost.resharding_chain import resharding_stops
 from shardopt.graph.op_graph import OpGraph
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps, local_bytes
+from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, ShardedOps, local_bytes
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,11 @@ def find_copies(
         for tensor, target in zip(op.operands, strategy.operands, strict=True):
             if tensor in sharded.cheap_to_clone or shardings[tensor] == target:
                 continue
-            key = (tensor, target, op.scope)
+            if op.results and graph.handed_on.get(op.results[0]) == tensor:
+                ends = (shardings[tensor], target)
+                whole += _largest_intermediate(graph, mesh, tensor, ends, index, position)
+                continue  # the copy is its result
+            key = (sharded.origin(tensor), target, op.scope)
             number[key] = number.get(key, 0) + ((tensor, target, index) in sharded.fresh)
             known = copies.get((*key, number[key]))
             size = local_bytes(graph, mesh, tensor, target)
@@ -74,6 +78,29 @@ def _largest_intermediate(
     position: int,
 ) -> Iterator[TensorCopy]:
     """The largest intermediate of a resharding that takes several steps."""
-    sizes = [local_bytes(graph, mesh, tensor, stop) for stop in resharding_stops(*ends, mesh)]
+    stops = resharding_stops(*ends, mesh, graph.tensors[tensor].shape)
+    sizes = [local_bytes(graph, mesh, tensor, stop) for stop in stops]
     if sizes:
         yield TensorCopy(tensor, None, index, position, position + 1, max(sizes))
+
+
+def copies_after_others(
+    sharded: ShardedOps, order: Iterable[int], tensors: Set[int]
+) -> FreshCopies:
+    """The copies of `tensors` to be made anew when each is dropped after use: for a reader before
+    which another of them was read since the copy was."""
+    again: set[tuple[int, Sharding, int]] = set()
+    uses: dict[tuple[int, Sharding], int] = {}
+    count = 0
+    for index in order:
+        op, strategy = sharded.graph.ops[index], sharded.strategies[index]
+        for tensor, target in dict.fromkeys(zip(op.operands, strategy.operands, strict=True)):
+            if tensor not in tensors or sharded.shardings[tensor] == target:
+                continue
+            key = (sharded.origin(tensor), target)
+            if uses.get(key, count) != count:
+                again.add((tensor, target, index))
+            if uses.get(key) != count:
+                count += 1
+            uses[key] = count
+    return frozenset(again)

@@ -12,37 +12,59 @@
 * Elementwise operations, loops and updates of a part write into their operand where that dies.
 * Values that the compiler fuses into their readers take no memory
   (`shardopt.solve.sharding.kernels.execution_order`).
+* What a marker hands on is its operand, unless the two have different shardings
+  (`shardopt.solve.sharding.intra_op.handed_on`).
 
 Beside these stand, while an operation runs, what it needs beside the values themselves
 (`shardopt.solve.sharding.intra_op.copies`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardopt.graph.op_graph import Op, OpGraph
-from shardopt.graph.residency import Residency
+from shardopt.graph.residency import MicrobatchLoop, Residency
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.intra_op.copies import TensorCopy
+from shardopt.solve.sharding.intra_op.handed_on import HandedOn
 from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, local_bytes
 from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
-from shardopt.solve.sharding.strategies.strategies import Strategy
+from shardopt.solve.sharding.strategies.strategies import Strategy, is_cheap_to_clone
 
 # These change a part of their first operand.
 _UPDATES = frozenset({"dynamic_update_slice", "scatter"})
 
 
 @dataclass(frozen=True)
+class Alone:
+    """A value that is held at the positions [start, stop) where it has not the sharding of `other`,
+    with which it shares its memory else."""
+
+    other: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
 class Lifetime:
-    """`tensor` is held at the positions [start, stop), `count` times (for so many microbatches)."""
+    """`tensor` is held at the positions [start, stop), `count` times (for so many microbatches);
+    where it does not share its memory, as `alone` says instead, which is no shorter."""
 
     tensor: int
     start: int
     stop: int
     count: int = 1
+    alone: Alone | None = None
+
+    def span(self, sharding_of: Callable[[int], object]) -> tuple[int, int]:
+        """The positions [start, stop) in a plan; shardings are only compared."""
+        alone = self.alone
+        if alone is None or sharding_of(self.tensor) == sharding_of(alone.other):
+            return self.start, self.stop
+        return alone.start, alone.stop
 
 
 @dataclass(frozen=True)
@@ -107,13 +129,27 @@ class Lifetimes:
         residency: Residency,
     ) -> None:
         self.graph, self.readers, self.order = graph, execution.readers, order
+        self.second, self.overwritten = execution.second_buffers, execution.overwritten
         self.inputs, self.residency = inputs, residency
         self.position = {op: position for position, op in enumerate(order)}
+        self.position_of = {
+            tensor: position
+            for position, op in enumerate(order)
+            for tensor in graph.ops[op].results
+        }
+        self.handed = HandedOn.within(graph, execution, order)
+        self.names = {
+            tensor: names
+            for tensor, names in self.handed.names().items()
+            if not self._is_made_anew(tensor)
+        }
         self.free = execution.fused - residency.literals
-        self.outputs = set(graph.outputs)
+        self.outputs = {self.handed.origin(tensor) for tensor in graph.outputs}
         input_set = set(inputs)
         # An input has memory of its own already.
-        self.aliases = {b: a for b, a in aliases.items() if b not in input_set}
+        self.aliased = aliases.keys()
+        origins = ((self.handed.origin(b), a) for b, a in aliases.items())
+        self.aliases = {b: a for b, a in origins if b not in input_set}
         self.group_stop = {graph.ops[op].group: position + 1 for position, op in enumerate(order)}
         self.loop_span = (
             (0, 0)
@@ -133,7 +169,9 @@ class Lifetimes:
         spans = {tensor: self._of_input(tensor) for tensor in self.inputs}
         for position, op in enumerate(self.order):
             spans.update(
-                (tensor, self._of_result(tensor, position)) for tensor in self.graph.ops[op].results
+                (tensor, self._of_result(tensor, position))
+                for tensor in self.graph.ops[op].results
+                if tensor not in self.handed.operands
             )
         roots = {tensor: self._root(tensor) for tensor in spans}
         for tensor, root in roots.items():
@@ -150,7 +188,8 @@ class Lifetimes:
             for tensor, span in spans.items()
             if tensor not in free and (roots[tensor] == tensor or roots[tensor] not in spans)
         ]
-        return (*self._in_place(held), *self._in_flight(held))
+        in_place = list(self._in_place(held))
+        return (*self._by_name(in_place), *self._second_buffers(), *self._in_flight(held))
 
     def _root(self, tensor: int) -> int:
         seen = {tensor}
@@ -174,9 +213,11 @@ class Lifetimes:
 
     def _stop(self, tensor: int, start: int, group: int | None) -> int:
         """The position behind the last at which a value made at `start` in fragment `group` is
-        held."""
-        readers = self.readers[tensor]
-        if tensor in self.outputs or any(op not in self.position for op in readers):
+        held, under any name."""
+        return self._last(self.readers[tensor], tensor in self.outputs, start, group)
+
+    def _last(self, readers: Sequence[int], leaves: bool, start: int, group: int | None) -> int:
+        if leaves or any(op not in self.position for op in readers):
             return len(self.order)
         stop = max((self.position[op] + 1 for op in readers), default=start + 1)
         others = {self.graph.ops[op].group for op in readers} - {group}
@@ -203,11 +244,77 @@ class Lifetimes:
                 live.tensor not in held_anyway
                 and live.start < live.stop
                 and live.tensor in self.graph.ops[self.order[live.start]].results
-                and is_in_place(
-                    self.graph, self.order[live.start], live.tensor, dying.get(live.start, set())
-                )
+                and self._is_in_place(live, dying.get(live.start, set()))
             )
             yield replace(live, start=live.start + 1) if made_here else live
+
+    def _is_in_place(self, live: Lifetime, dies: Set[int]) -> bool:
+        graph, index = self.graph.without_markers, self.order[live.start]
+        if self.overwritten is None or graph.ops[index].name == "while":
+            return is_in_place(graph, index, live.tensor, dies)
+        size = graph.tensors[live.tensor].size_bytes
+        return any(
+            graph.tensors[t].size_bytes == size
+            for t in self.overwritten.get(live.tensor, frozenset()) & dies
+        )
+
+    def _second_buffers(self) -> Iterator[Lifetime]:
+        for each in self.second:
+            readers = [self.position[op] for op in each.readers if op in self.position]
+            if each.op in self.position and readers:
+                start = self.position[each.op]
+                yield Lifetime(each.tensor, start, max(start, *readers) + 1)
+
+    def _by_name(self, lives: list[Lifetime]) -> Iterator[Lifetime]:
+        """What markers hand on, under the name by which it is read."""
+        life_of = {live.tensor: live for live in lives}
+        yield from (live for live in lives if live.tensor not in self.names)
+        for tensor, others in self.names.items():
+            yield from self._named(tensor, others, life_of.get(tensor))
+
+    def _is_made_anew(self, tensor: int) -> bool:
+        """Whether a reader that wants another sharding makes the value itself."""
+        if tensor not in self.position_of:
+            return False
+        op = self.graph.ops[self.order[self.position_of[tensor]]]
+        return is_cheap_to_clone(op, tuple(self.graph.tensors[t] for t in op.operands))
+
+    def _named(
+        self, tensor: int, others: Sequence[int], live: Lifetime | None
+    ) -> Iterator[Lifetime]:
+        """The lifetimes of a value and of what it is handed on as; it has no memory of its own
+        where it is fused, or lies in that of another value."""
+        start, stop = self._direct(tensor)
+        if live is not None:
+            kept = tensor in self.aliases.values()
+            stop = live.stop if kept else max(min(live.stop, stop), live.start)
+            yield replace(live, stop=stop)
+        elif tensor in self.aliases and tensor not in self.aliased:
+            other = next(name for name in others if name in self.aliased)
+            yield Lifetime(tensor, start, start, 1, Alone(other, start, stop))
+        for other, (begin, end) in sorted(
+            ((other, self._direct(other)) for other in others), key=lambda row: row[1][1]
+        ):
+            if other in self.aliased:  # it has the memory of what it replaces
+                continue
+            alone = Alone(self.handed.operands[other], begin, end)
+            last = end if live is None else min(live.stop, end)
+            if live is None or last <= stop:
+                yield Lifetime(other, begin, begin, 1, alone)
+            else:
+                yield Lifetime(other, max(begin, stop), last, 1, alone)
+                stop = last
+
+    def _direct(self, tensor: int) -> tuple[int, int]:
+        """When a value is held that moves where it is handed on, as far as its own readers need
+        it."""
+        leaves, readers = tensor in self.graph.outputs, self.handed.direct_readers(tensor)
+        if tensor not in self.position_of:
+            start, stop = self._of_input(tensor)
+            is_sent = tensor in self.residency.arrivals
+            return start, self._last(readers, leaves, start, None) if is_sent else stop
+        start = self.position_of[tensor]
+        return start, self._last(readers, leaves, start, self.graph.ops[self.order[start]].group)
 
     def _in_flight(self, lives: list[Lifetime]) -> Iterator[Lifetime]:
         """What fragments of the loop hand on to others is held for the other microbatches in flight
@@ -215,18 +322,30 @@ class Lifetimes:
         loop = self.residency.loop
         if loop is None or max((loop.in_flight, *loop.of_group.values())) < 2:
             return
-        producers = {tensor: op for op in self.order for tensor in self.graph.ops[op].results}
-        for live in lives:
-            ops = list(self.readers[live.tensor])
-            if live.tensor in producers:
-                ops.append(producers[live.tensor])
-            elif live.tensor not in self.residency.arrivals:
-                continue
-            inside = ops and all(loop.start <= op < loop.stop for op in ops)
-            groups = {self.graph.ops[op].group for op in ops}
-            if inside and len(groups) > 1 and loop.in_flight_of(groups) > 1:
-                # One of them is in the order of operations already.
-                yield Lifetime(live.tensor, *self.loop_span, loop.in_flight_of(groups) - 1)
+        in_memory = dict.fromkeys(live.tensor for live in lives)
+        for tensor in dict.fromkeys((*in_memory, *self.names)):
+            first, others = tensor in in_memory, self.names.get(tensor, [])
+            for name in (tensor, *others) if first else others:
+                readers = self.handed.direct_readers(name) if others else self.readers[name]
+                count = self._further(name, readers, loop)
+                if count and first:
+                    yield Lifetime(name, *self.loop_span, count)
+                elif count:
+                    alone = Alone(self.handed.operands[name], *self.loop_span)
+                    yield Lifetime(name, alone.start, alone.start, count, alone)
+                first = first and not count
+
+    def _further(self, tensor: int, readers: Sequence[int], loop: MicrobatchLoop) -> int:
+        """For how many microbatches more than one a value is held."""
+        ops = list(readers)
+        if tensor in self.position_of:
+            ops.append(self.order[self.position_of[tensor]])
+        elif tensor not in self.residency.arrivals:
+            return 0
+        inside = ops and all(loop.start <= op < loop.stop for op in ops)
+        groups = {self.graph.ops[op].group for op in ops}
+        # One of them is in the order of operations already.
+        return loop.in_flight_of(groups) - 1 if inside and len(groups) > 1 else 0
 
 
 def live_bytes(
@@ -241,8 +360,9 @@ def live_bytes(
     change = np.zeros(positions + 1, dtype=np.int64)
     for live in lives:
         size = live.count * local_bytes(graph, mesh, live.tensor, shardings[live.tensor])
-        change[live.start] += size
-        change[live.stop] -= size
+        start, stop = live.span(shardings.__getitem__)
+        change[start] += size
+        change[stop] -= size
     for copy in copies:
         change[copy.start] += copy.bytes
         change[copy.stop] -= copy.bytes
@@ -272,9 +392,7 @@ def with_gaps(
     for live in lives:
         live = replace(live, stop=max(live.stop, until.get(live.tensor, 0)))
         begin, end = gaps.get(live.tensor, (live.stop, live.stop))
-        pieces += (
-            [Lifetime(live.tensor, live.start, begin, live.count)] if live.start < begin else []
-        )
+        pieces += [replace(live, stop=begin)] if live.start < begin or live.alone else []
         pieces += [Lifetime(live.tensor, end, live.stop, live.count)] if end < live.stop else []
     return tuple(pieces), tuple(scratch)
 

@@ -7,13 +7,14 @@
 XLA makes collectives asynchronous, and its latency-hiding scheduler starts them as early and awaits
 them as late as it can (xla/service/latency_hiding_scheduler.h). A program of f seconds of
 computing, b seconds of collectives of the first two kinds and w of the third takes max(f, b) + w
-seconds: at least half of their sum, and at most all of it."""
+seconds: at least half of their sum, and at most all of it. Collectives of GPUs run on the cores
+that compute, which gets slower: of b only the share `HostGroup.overlap_share` counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardopt.graph.op_graph import OpGraph
+from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.sharding.kernels.fusion import CHEAP
 
 # No program takes less than this share of what it would take without overlap.
@@ -21,8 +22,8 @@ LEAST_SHARE = 0.5
 
 
 def saved_seconds(compute: float, beside: float) -> float:
-    """What a program saves that computes so long, and has so many seconds of collectives that can
-    run beside it."""
+    """What a program saves that computes so long, and has collectives beside which it could get on
+    by so many seconds of that."""
     return min(compute, beside)
 
 
@@ -38,7 +39,9 @@ def beside_computing(graph: OpGraph) -> tuple[Callable[[int, int], bool], frozen
         return producer < 0 or graph.ops[producer].group != group or tensor in ready
 
     for index, op in enumerate(graph.ops):
-        if op.name in CHEAP and all(is_ready(index, tensor) for tensor in op.operands):
+        if _goes_over_elements(graph, op) and all(
+            is_ready(index, tensor) for tensor in op.operands
+        ):
             ready.update(op.results)
     return is_ready, _late(graph)
 
@@ -51,6 +54,10 @@ def _late(graph: OpGraph) -> frozenset[int]:
         waits = any((tensor, op.group) in awaited for tensor in op.results)
         if not waits:
             late.add(index)
-        if waits or op.name not in CHEAP:
+        if waits or not _goes_over_elements(graph, op):
             awaited.update((tensor, op.group) for tensor in op.operands)
     return frozenset(late)
+
+
+def _goes_over_elements(graph: OpGraph, op: Op) -> bool:
+    return op.name in CHEAP or any(result in graph.handed_on for result in op.results)

@@ -57,9 +57,11 @@ class IntraOpPlan(ShardedOps):
         hidden = _hidden_seconds(
             ((self.graph.ops[op].group, seconds * times[op]) for op, seconds in computed),
             (
-                (self.graph.ops[item.op].group, item.seconds * groups[item.op] * item.trips)
+                (
+                    self.graph.ops[item.op].group,
+                    item.beside * item.seconds * groups[item.op] * item.trips,
+                )
                 for item in moved
-                if item.beside
             ),
         )
         return CostSummary(

@@ -6,6 +6,10 @@ node pays for its compute and its own collectives, an edge for resharding betwee
 makes and what the consumer wants. Inputs (weights, optimizer state, accumulators, boundary values)
 are nodes that choose among all even shardings.
 
+Alpa's edges charge a resharding to each reader, while a module has it once for all that share it
+(`find_reshards`). `sharing` says which edges have which steps in common, and `solve` minimizes what
+the module costs.
+
     tables = IntraOpTables(graph, mesh, cluster)   # once for each (graph, mesh)
     problem = tables.problem(range(100, 300))      # any of its operations, from the same tables
     plan = problem.decode(problem.solve())
@@ -17,18 +21,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
+from math import fsum
 
 import numpy as np
 
 from shardopt.graph.op_graph import MARKER, Op, OpGraph
 from shardopt.graph.residency import Residency
+from shardopt.graph.windows import is_far
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage
+from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.restriction import solve_in_steps
+from shardopt.solve.assignment.sharing.price_splitting import solve_shared
+from shardopt.solve.assignment.sharing.shared_edges import SharedEdges, Sharing
+from shardopt.solve.sharding.compilers.compiler import execution_of
 from shardopt.solve.sharding.intra_op.communication import find_communication
-from shardopt.solve.sharding.intra_op.copies import find_copies
+from shardopt.solve.sharding.intra_op.copies import copies_after_others, find_copies
 from shardopt.solve.sharding.intra_op.lifetimes import (
     Lifetime,
     Lifetimes,
@@ -39,7 +48,7 @@ from shardopt.solve.sharding.intra_op.lifetimes import (
 )
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, ShardedOps
-from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder, execution_order
+from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
 from shardopt.solve.sharding.kernels.fusion import Fusion
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, kernel_accesses
 from shardopt.solve.sharding.kernels.merged_kernels import find_kernels
@@ -131,17 +140,42 @@ class IntraOpTables:
             return self.strategies.marker(self.constraints.allowed[op.results[0]])
         return self.strategies.of(op, self.graph.tensors, linear, accesses)
 
+    def _even(self, columns: Mapping[int, Column]) -> dict[int, tuple[Sharding, ...]]:
+        """The shardings without padding of tensors that may have no other, where they have one."""
+        limited = {}
+        partitioned = self.constraints.partitioned
+        even_tensors = self.constraints.even if partitioned else columns.keys()
+        for tensor in sorted(even_tensors & columns.keys()):
+            shape, distinct = self.graph.tensors[tensor].shape, columns[tensor].distinct
+            even = tuple(sharding for sharding in distinct if sharding.is_even(self.mesh, shape))
+            if len(even) < len(distinct):
+                limited[tensor] = even
+        return limited
+
     def _permitted(self) -> dict[int, list[int]]:
-        """The strategies without forbidden axes; the replicated one is among them."""
-        permits = self.constraints.permits
+        """The strategies without forbidden axes, and those that need no partitioner where there is
+        none; the replicated one is among them."""
+        permits, partitioned = self.constraints.permits, self.constraints.partitioned
+        limited = self.constraints.forbidden if partitioned else range(len(self.ops))
         return {
             index: [
                 number
                 for number, strategy in enumerate(self.ops[index].strategies)
-                if permits(index, strategy)
+                if permits(index, strategy) and (partitioned or self._is_plain(index, strategy))
             ]
-            for index in self.constraints.forbidden
+            for index in limited
         }
+
+    def _is_plain(self, index: int, strategy: Strategy) -> bool:
+        """Whether operands have no padding, and borders come from neighbours."""
+        op, tensors = self.graph.ops[index], self.graph.tensors
+        return all(
+            sharding.is_even(self.mesh, tensors[tensor].shape)
+            for tensor, sharding in zip(op.operands, strategy.operands, strict=True)
+        ) and not any(
+            is_far(window, strategy.operands[0].tile_counts(self.mesh)[window.dim])
+            for window in op.windows
+        )
 
     @cached_property
     def producers(self) -> tuple[int, ...]:
@@ -149,13 +183,11 @@ class IntraOpTables:
 
     @cached_property
     def execution(self) -> ExecutionOrder:
-        return execution_order(self.graph, self.cheap_to_clone, self.fusion)
+        return execution_of(self.graph, self.cheap_to_clone, self.fusion)
 
     @cached_property
     def fusion(self) -> Fusion:
-        kernels = self.strategies.device.kernels
-        merged = kernels is not None and kernels.merged
-        return find_kernels(self.graph, self.cheap_to_clone, merged)
+        return find_kernels(self.graph, self.cheap_to_clone, self.strategies.device.fusing)
 
     @cached_property
     def cheap_to_clone(self) -> frozenset[int]:
@@ -208,6 +240,7 @@ class IntraOpTables:
         builder.add_edges()
         builder.tie(tied)
         builder.limit(self.constraints.allowed)
+        builder.limit(self._even(builder.columns))
         builder.limit({tensor: (sharding,) for tensor, sharding in fixed.items()})
         builder.allow(self._permitted())
         builder.allow(allowed or {})
@@ -219,7 +252,8 @@ class IntraOpProblem:
     """The arrays for the solver, and what they mean: node n < len(ops) is an operation, the others
     are `inputs`.
 
-    The times of memory are positions in `order`, in which the operations run.
+    The times of memory are positions in `order`, in which the operations run. Copies of `transient`
+    tensors in other shardings are dropped after use, and made anew for later readers.
     """
 
     tables: IntraOpTables
@@ -229,9 +263,38 @@ class IntraOpProblem:
     cheap_to_clone: frozenset[int]
     lifetimes: tuple[Lifetime, ...]
     problem: Problem
+    groups: tuple[SharedEdges, ...]
     node_of: Mapping[int, int]
     order: tuple[int, ...]
     aliases: Mapping[int, int]
+    transient: frozenset[int] = frozenset()
+
+    @property
+    def sharing(self) -> Sharing:
+        """What `problem`, in which each reader pays for itself, has in common."""
+        return Sharing(self.problem, self.groups)
+
+    def seconds(self, choice: Sequence[int]) -> float:
+        """What an assignment costs, every shared step once; inf if it is forbidden."""
+        sharing, at = self.sharing, tuple(choice)
+        return evaluate(self.problem, at).objective - sharing.saved(sharing.used(at))
+
+    def plan_seconds(self, plan: IntraOpPlan) -> float:
+        """What a plan costs in the terms of the objective, with what it recomputes or makes
+        anew."""
+        cost, columns = plan.summary(), self.columns
+        inputs = (
+            self.problem.costs[node][columns[tensor].shardings.index(plan.shardings[tensor])]
+            for node, tensor in enumerate(self.inputs, len(self.ops))
+            if tensor not in self.cheap_to_clone
+        )
+        return cost.compute_seconds + cost.communication_seconds + fsum(map(float, inputs))
+
+    def priced_for(self, choice: Sequence[int]) -> IntraOpProblem:
+        """The same problem with the shared steps divided among those who use them in an assignment,
+        which costs what it truly does then; no other costs more than it does."""
+        sharing = self.sharing
+        return replace(self, problem=sharing.priced(sharing.fair_shares(sharing.used(choice))))
 
     def with_residency(self, residency: Residency) -> IntraOpProblem:
         """The same problem for other facts about memory; only for one without a memory limit, which
@@ -259,13 +322,13 @@ class IntraOpProblem:
             # The first strategy and the first sharding of each are whole.
             start = (0,) * self.problem.num_nodes
         masks = simpler_masks(self.tables.mesh, self._shardings_of_nodes)
-        return solve_in_steps(
-            self.problem,
-            masks,
-            SearchLimits(time_limit_seconds, gap_tolerance),
-            start=start,
-            store=self.tables.strategies.store,
-        )
+        store = self.tables.strategies.store
+
+        def run(problem: Problem, start: Sequence[int] | None, limits: SearchLimits) -> Solution:
+            return solve_in_steps(problem, masks, limits, start=start, store=store)
+
+        limits = SearchLimits(time_limit_seconds, gap_tolerance)
+        return solve_shared(self.sharing, run, limits, start)
 
     @property
     def _shardings_of_nodes(self) -> list[NodeColumns]:
@@ -305,6 +368,9 @@ class IntraOpProblem:
         graph, mesh, cluster = self.tables.graph, self.tables.mesh, self.tables.strategies.cluster
         fresh = fresh | fresh_copies(graph, strategies, rematerialized)
         sharded = ShardedOps(graph, mesh, shardings, strategies, self.cheap_to_clone, fresh)
+        if self.transient:
+            again = copies_after_others(sharded, self.order, self.transient)
+            sharded = replace(sharded, fresh=fresh | again)
         return IntraOpPlan(
             **vars(sharded),
             communication=find_communication(sharded, cluster, self.tables.fusion.fused),
@@ -343,6 +409,7 @@ class _Builder:
     aliases: dict[int, int] = field(default_factory=dict)
     costs: list[np.ndarray] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
+    groups: list[SharedEdges] = field(default_factory=list)
     node_of: dict[int, int] = field(default_factory=dict)
     columns: dict[int, Column] = field(default_factory=dict)
 
@@ -367,7 +434,9 @@ class _Builder:
                 )
 
     def add_edges(self) -> None:
+        """An edge for each operand, and which of them share steps."""
         graph = self.tables.graph
+        readers: dict[tuple[int, bool, tuple[int, int], int], list[tuple[int, Column, int]]] = {}
         for node, index in enumerate(self.ops):
             op, strategies = graph.ops[index], self.tables.ops[index]
             # An operand used twice in the same way (x * x) is resharded once.
@@ -383,7 +452,30 @@ class _Builder:
                     graph.tensors[tensor], source, column, repeat, fused
                 )
                 if cost is not None:
+                    reads = readers.setdefault((self._origin(tensor), fused, op.scope, repeat), [])
+                    reads.append((tensor, column, len(self.edges)))
                     self.edges.append(Edge(self.node_of[tensor], node, cost))
+        for (_, fused, _, repeat), reads in readers.items():
+            if len(reads) > 1:
+                self._share(reads, repeat, fused)
+
+    def _origin(self, tensor: int) -> int:
+        """What markers hand on as `tensor`, in whatever sharding."""
+        handed_on = self.tables.graph.handed_on
+        while tensor in handed_on and handed_on[tensor] in self.node_of:
+            tensor = handed_on[tensor]
+        return tensor
+
+    def _share(self, reads: Sequence[tuple[int, Column, int]], repeat: int, fused: bool) -> None:
+        tensors, columns, edges = zip(*reads, strict=True)
+        sources = tuple(self.columns[tensor] for tensor in tensors)
+        value = self.tables.graph.tensors[tensors[0]]
+        arcs = self.tables.strategies.shared_reshardings(value, sources, columns, repeat, fused)
+        if arcs.is_shared:
+            ends = [self.edges[edge] for edge in edges]
+            self.groups.append(
+                SharedEdges(arcs, tuple(e.u for e in ends), tuple(e.v for e in ends), edges)
+            )
 
     def tie(self, tied: Iterable[tuple[int, int]]) -> None:
         for first, second in tied:
@@ -442,6 +534,7 @@ class _Builder:
             cheap_to_clone=self.cheap_to_clone,
             lifetimes=lives,
             problem=problem,
+            groups=tuple(self.groups),
             node_of=self.node_of,
             order=order,
             aliases=self.aliases,
@@ -449,7 +542,7 @@ class _Builder:
 
     def _usages(self, lives: Sequence[Lifetime]) -> tuple[tuple[Usage, ...], ...]:
         usages: list[list[Usage]] = [[] for _ in self.costs]
-        for live in lives:
+        for live in (live for live in lives if live.start < live.stop):
             tensor = self.tables.graph.tensors[live.tensor]
             size = self.tables.strategies.local_bytes(tensor, self.columns[live.tensor])
             usages[self.node_of[live.tensor]].append(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from math import prod
 
 from shardopt.graph.op_graph import OpGraph
 from shardopt.mesh.mesh import Mesh, Sharding
@@ -31,7 +30,19 @@ class ShardedOps:
     cheap_to_clone: Set[int]
     fresh: FreshCopies
 
+    def origin(self, tensor: int) -> int:
+        """The value that markers hand on as `tensor` without moving it: they share what becomes of
+        it."""
+        handed_on = self.graph.handed_on
+        while tensor in handed_on and self._lies_as(tensor, handed_on[tensor]):
+            tensor = handed_on[tensor]
+        return tensor
+
+    def _lies_as(self, tensor: int, other: int) -> bool:
+        return other in self.shardings and self.shardings[tensor] == self.shardings[other]
+
 
 def local_bytes(graph: OpGraph, mesh: Mesh, tensor: int, sharding: Sharding) -> int:
     """Bytes a device holds of a tensor."""
-    return graph.tensors[tensor].size_bytes // prod(sharding.tile_counts(mesh))
+    value = graph.tensors[tensor]
+    return sharding.local_elements(mesh, value.shape) * value.itemsize

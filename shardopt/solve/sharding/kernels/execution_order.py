@@ -8,13 +8,23 @@ benchmarks/cost/memory_accounting.py for how closely."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.sharding.kernels.fusion import Fusion
 from shardopt.solve.sharding.kernels.merged_kernels import find_kernels
+
+
+@dataclass(frozen=True)
+class SecondBuffer:
+    """A value that a kernel writes once more, in an order of dimensions that `readers` want, say:
+    from operation `op` on, until the last of these has run."""
+
+    tensor: int
+    op: int
+    readers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -24,19 +34,24 @@ class ExecutionOrder:
 
     `readers[t]` are the operations, in program order, that touch the memory of tensor t: a reader
     whose result is fused does so where that result is used, and one whose kernel is merged with
-    others where that kernel ends."""
+    others where that kernel ends.
+
+    `second_buffers` hold values that lie in memory more than once. `overwritten[t]` are the tensors
+    over which tensor t can be written where they die; None where each operation decides alone."""
 
     order: tuple[int, ...]
     fused: frozenset[int]
     readers: tuple[tuple[int, ...], ...]
+    second_buffers: tuple[SecondBuffer, ...] = ()
+    overwritten: Mapping[int, frozenset[int]] | None = None
 
 
 def execution_order(graph: OpGraph, cheap_to_clone: Set[int], fusion: Fusion) -> ExecutionOrder:
     """The better of program order and list scheduling, by the bytes of whole tensors; a loop runs
     as a whole, and so does a kernel."""
     if graph.loops:
-        folded, members = _with_loops_as_ops(graph)
-        inner = find_kernels(folded, cheap_to_clone, bool(fusion.kernel))
+        folded, members = with_loops_as_ops(graph)
+        inner = find_kernels(folded, cheap_to_clone, fusion.fusing)
         order = [op for node in _order(folded, inner) for op in members[node]]
     else:
         order = _order(graph, fusion)
@@ -46,7 +61,7 @@ def execution_order(graph: OpGraph, cheap_to_clone: Set[int], fusion: Fusion) ->
 def _order(graph: OpGraph, fusion: Fusion) -> list[int]:
     scheduler = _Scheduler(graph, fusion)
     order: list[int] = []
-    for ops in _fragments(graph):
+    for ops in fragments(graph):
         written = scheduler.placed(scheduler.kernels(ops), ops)
         listed = scheduler.placed(scheduler.listed(ops), ops)
         # As XLA does it, which keeps the best of several orders.
@@ -54,7 +69,7 @@ def _order(graph: OpGraph, fusion: Fusion) -> list[int]:
     return order
 
 
-def _with_loops_as_ops(graph: OpGraph) -> tuple[OpGraph, list[range]]:
+def with_loops_as_ops(graph: OpGraph) -> tuple[OpGraph, list[range]]:
     """The graph with one operation for each outermost loop, and the operations that each of its own
     stands for."""
     ops: list[Op] = []
@@ -67,7 +82,7 @@ def _with_loops_as_ops(graph: OpGraph) -> tuple[OpGraph, list[range]]:
         ops.append(graph.ops[index] if len(span) == 1 else _loop(graph, span, consumers))
         members.append(span)
         index = span.stop
-    return OpGraph(graph.tensors, tuple(ops), graph.inputs, graph.outputs), members
+    return replace(graph, ops=tuple(ops), loops=()), members
 
 
 def _loop(graph: OpGraph, span: range, consumers: Sequence[Sequence[int]]) -> Op:
@@ -82,7 +97,7 @@ def _loop(graph: OpGraph, span: range, consumers: Sequence[Sequence[int]]) -> Op
     return Op("while", tuple(read), kept, None, group=group, repeat=repeat, waits=tuple(waits))
 
 
-def _fragments(graph: OpGraph) -> list[list[int]]:
+def fragments(graph: OpGraph) -> list[list[int]]:
     ops_of_group: dict[int, list[int]] = {}
     for index, op in enumerate(graph.ops):
         ops_of_group.setdefault(op.group, []).append(index)
@@ -93,14 +108,17 @@ class _Scheduler:
     """Kernels are told apart by the operation that ends them."""
 
     def __init__(self, graph: OpGraph, fusion: Fusion) -> None:
-        self.graph, self.fused, self.readers = graph, fusion.fused, fusion.readers
+        self.graph, self.readers = graph, fusion.readers
+        # What a marker hands on has memory already.
+        self.fused = fusion.fused | graph.handed_on.keys()
+        self.attention = bool(fusion.attention)
         self.makers = graph.producers()
         self.kernel = fusion.kernel or range(len(graph.ops))
         self.members: dict[int, list[int]] = {}
         for op, last in enumerate(self.kernel):
             self.members.setdefault(last, []).append(op)
         self.producers = [self.kernel[op] if op >= 0 else op for op in self.makers]
-        self.outputs = set(graph.outputs)
+        self.outputs = set(graph.without_markers.outputs)
         # Outputs are held in the end whatever the order, and most take over the memory of a donated
         # argument.
         free = self.outputs | self.fused
@@ -126,10 +144,33 @@ class _Scheduler:
         return [t for op in self.members[kernel] for t in self.graph.ops[op].results]
 
     def kernels(self, ops: Sequence[int]) -> list[int]:
-        """Those of a fragment in program order. What a merged kernel reads was there before its
-        first operation, and readers may stand before its last."""
+        """Those of a fragment, in the order of their first operations as far as each has what it
+        reads: a merged kernel always has, one of attention may have to wait for it."""
         begun = dict.fromkeys(self.kernel[op] for op in ops)
-        return [kernel for kernel in begun if self._writes(kernel)]
+        kernels = [kernel for kernel in begun if self._writes(kernel)]
+        return self._behind_makers(kernels) if self.attention else kernels
+
+    def _behind_makers(self, kernels: Sequence[int]) -> list[int]:
+        place = {kernel: number for number, kernel in enumerate(kernels)}
+        waiting = dict.fromkeys(kernels, 0)
+        followers: dict[int, list[int]] = {}
+        for kernel in kernels:
+            tensors = (*self.reads.get(kernel, ()), *self.waits.get(kernel, ()))
+            for maker in dict.fromkeys(self.producers[t] for t in tensors):
+                if maker in place and maker != kernel:
+                    waiting[kernel] += 1
+                    followers.setdefault(maker, []).append(kernel)
+        ready = [place[kernel] for kernel in kernels if not waiting[kernel]]
+        order: list[int] = []
+        while ready:
+            kernel = kernels[heappop(ready)]
+            order.append(kernel)
+            for follower in followers.get(kernel, ()):
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    heappush(ready, place[follower])
+        assert len(order) == len(kernels), "no kernel waits for itself"
+        return order
 
     def _writes(self, kernel: int) -> bool:
         results = self.results(kernel)

@@ -9,11 +9,13 @@ benchmarks/cost/memory_accounting.py and benchmarks/cost/op_costs.py for how clo
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
 
 from shardopt.graph.op_bytes import touched
 from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.hardware.cluster import UNFUSED, Fusing
+from shardopt.solve.sharding.kernels.attention import FusedAttention, find_attention
 
 # Not computed twice: fused only where there is one reader.
 _EXPENSIVE = frozenset({
@@ -42,11 +44,14 @@ class Fusion:
 
     `kernel[i]` is the operation that ends the kernel of operation i, of several if kernels are
     merged (`shardopt.solve.sharding.kernels.merged_kernels`), and itself else; empty stands for the
-    latter."""
+    latter. `attention` are places whose kernels are of attention
+    (`shardopt.solve.sharding.kernels.attention`)."""
 
     fused: frozenset[int]
     readers: tuple[tuple[int, ...], ...]
     kernel: tuple[int, ...] = ()
+    attention: tuple[FusedAttention, ...] = ()
+    fusing: Fusing = UNFUSED
 
     def awaited(self, graph: OpGraph) -> dict[int, list[int]]:
         """For each kernel the values for which its operations wait at a barrier."""
@@ -59,9 +64,24 @@ class Fusion:
         return {kernel: list(tensors) for kernel, tensors in awaited.items() if tensors}
 
 
-def fuse(graph: OpGraph, cheap_to_clone: Set[int]) -> Fusion:
-    """`cheap_to_clone` are values that each reader makes for itself."""
-    fusible = _fusible(graph, cheap_to_clone)
+def touched_at(
+    graph: OpGraph, fused: Set[int], readers: Sequence[Collection[int]], reader: int
+) -> Collection[int]:
+    """The operations at which a reader touches the memory of its operands: where its result is
+    used, if that is fused or the operand itself handed on."""
+    results = graph.ops[reader].results
+    inside = results and (results[0] in fused or results[0] in graph.handed_on)
+    return readers[results[0]] if inside else (reader,)
+
+
+def fuse(graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing = UNFUSED) -> Fusion:
+    """`cheap_to_clone` are values that each reader makes for itself. Of `fusing`, what concerns
+    attention."""
+    attention = find_attention(graph, CHEAP) if fusing.attention else ()
+    place_of = {op: place for place in attention for op in place.home}
+    fusible = _fusible(graph, cheap_to_clone) - {
+        tensor for op in place_of for tensor in graph.ops[op].results
+    }
     reads = _bytes_read(graph, fusible)
     fused: set[int] = set()
     readers: list[set[int]] = [set() for _ in graph.tensors]
@@ -69,7 +89,11 @@ def fuse(graph: OpGraph, cheap_to_clone: Set[int]) -> Fusion:
     for index in range(len(graph.ops) - 1, -1, -1):
         op = graph.ops[index]
         using = {index}
-        if op.results and (result := op.results[0]) in fusible:
+        if (place := place_of.get(index)) is not None:
+            inside = op.results[0] in place.scores
+            fused.update(op.results * inside)
+            using = place.ends(index) if inside else {place.home[index]}
+        elif op.results and (result := op.results[0]) in fusible:
             # Fused, every reader reads the operands anew; else one does, and writes a value that
             # all read.
             size, count = graph.tensors[result].size_bytes, len(readers[result])
@@ -81,7 +105,14 @@ def fuse(graph: OpGraph, cheap_to_clone: Set[int]) -> Fusion:
                 using = readers[result]
         for operand in op.operands:
             readers[operand] |= using
-    return Fusion(frozenset(fused), tuple(tuple(sorted(using)) for using in readers))
+    kernel = tuple(place_of[op].home[op] if op in place_of else op for op in range(len(graph.ops)))
+    return Fusion(
+        frozenset(fused),
+        tuple(tuple(sorted(using)) for using in readers),
+        kernel if attention else (),
+        attention,
+        fusing,
+    )
 
 
 def _fusible(graph: OpGraph, cheap_to_clone: Set[int]) -> set[int]:

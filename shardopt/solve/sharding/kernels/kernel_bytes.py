@@ -11,14 +11,21 @@ operation that several kernels repeat pays once for each. Fusion is that of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from shardopt.cost.attention import AttentionUse
 from shardopt.graph.op_bytes import touched
 from shardopt.graph.op_graph import OpGraph
 from shardopt.solve.sharding.kernels.fusion import Fusion
 
-# For each tensor of an operation, operands first: in how many kernels the operation touches its
-# memory.
-Accesses = tuple[int, ...]
+
+@dataclass(frozen=True)
+class Accesses:
+    """`counts` are, for each tensor of an operation, operands first, in how many kernels the
+    operation touches its memory. `attention` are the kernels of attention that compute it."""
+
+    counts: tuple[int, ...]
+    attention: tuple[AttentionUse, ...] = ()
 
 
 def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
@@ -26,8 +33,14 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
     fused, number = fusion.fused, fusion.kernel or range(len(graph.ops))
     producers = graph.producers()
     seen: list[set[int]] = [set() for _ in graph.tensors]
+    uses: dict[int, tuple[AttentionUse, ...]] = {}
+    for each in (kernel for place in fusion.attention for kernel in place.kernels):
+        uses |= {op: (*uses.get(op, ()), each.use) for op in each.ops}
     accesses: list[Accesses] = []
-    for index, op in enumerate(graph.ops):
+    for index, op in enumerate(graph.without_markers.ops):
+        if not op.operands and op.results and op.results[0] in graph.handed_on:
+            accesses.append(Accesses((0, 0)))
+            continue
         kernels = {index}
         if op.results and op.results[0] in fused:
             kernels = set(fusion.readers[op.results[0]])
@@ -39,7 +52,8 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
             fresh = set() if operand in fused else kernels - producing - seen[operand]
             seen[operand] |= fresh
             reads.append(len(fresh))
-        accesses.append((*reads, *(int(result not in fused) for result in op.results)))
+        counts = (*reads, *(int(result not in fused) for result in op.results))
+        accesses.append(Accesses(counts, uses.get(index, ())))
     return tuple(accesses)
 
 
@@ -49,12 +63,12 @@ def accessed_bytes(
     """Bytes that an operation reads and writes, given those of its tensors (operands first) and how
     often it touches each."""
     rows = touched(name, num_operands, len(sizes) - num_operands)
-    return sum(sizes[k] * share * count for (k, share), count in zip(rows, accesses, strict=True))
+    return sum(sizes[k] * share * n for (k, share), n in zip(rows, accesses.counts, strict=True))
 
 
 def kernels_of(name: str, num_operands: int, num_results: int, accesses: Accesses | None) -> int:
     """How many kernels end with an operation: one where it writes a result to memory, none where it
     is fused into what reads it, or moves nothing at all. Without `accesses` it runs alone."""
     written = [share for _, share in touched(name, num_operands, num_results)[num_operands:]]
-    counts = (1,) * num_results if accesses is None else accesses[num_operands:]
+    counts = (1,) * num_results if accesses is None else accesses.counts[num_operands:]
     return int(any(share and count for share, count in zip(written, counts, strict=True)))

@@ -17,12 +17,13 @@ that ends them, as in `shardopt.solve.sharding.kernels.kernel_bytes`."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Set
-from dataclasses import dataclass, field
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from shardopt.graph.op_graph import Op, OpGraph
-from shardopt.solve.sharding.kernels.fusion import CHEAP, Fusion, fuse
+from shardopt.hardware.cluster import Fusing
+from shardopt.solve.sharding.kernels.fusion import CHEAP, Fusion, fuse, touched_at
 
 
 @dataclass
@@ -34,16 +35,36 @@ class _Kernel:
     inputs: set[int] = field(default_factory=set)
 
 
-def find_kernels(graph: OpGraph, cheap_to_clone: Set[int], merged: bool) -> Fusion:
-    """What a compiler fuses, with kernels over the same elements made one if they are `merged`."""
-    fusion = fuse(graph, cheap_to_clone)
-    return _merge(graph, fusion) if merged else fusion
+def find_kernels(graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing) -> Fusion:
+    """What a compiler fuses.
+
+    A marker is no kernel and ends none: what reads its result reads the operand. Where the two
+    have different shardings, the exchange between them is paid for by itself."""
+    seen = graph.without_markers
+    fusion = fuse(seen, cheap_to_clone, fusing)
+    kernel = merged_kernels(seen, fusion) if fusing.merged else fusion.kernel
+    fusion = _joined(seen, fusion, kernel) if kernel else fusion
+    return fusion if seen is graph else _with_markers(graph, fusion)
 
 
-def _merge(graph: OpGraph, fusion: Fusion) -> Fusion:
+def _with_markers(graph: OpGraph, fusion: Fusion) -> Fusion:
+    """Fusion of the graph without markers, with what these hand on: fused where the operand is, and
+    read by those that read it."""
+    fused, readers = set(fusion.fused), list(fusion.readers)
+    consumers, number = graph.consumers(), fusion.kernel or range(len(graph.ops))
+    for result, operand in graph.handed_on.items():
+        if operand in fused:
+            fused.add(result)
+    for result in reversed(graph.handed_on):
+        using = (touched_at(graph, fused, readers, reader) for reader in consumers[result])
+        readers[result] = tuple(sorted({number[op] for each in using for op in each}))
+    return replace(fusion, fused=frozenset(fused), readers=tuple(readers))
+
+
+def _joined(graph: OpGraph, fusion: Fusion, kernel: tuple[int, ...]) -> Fusion:
     """Values that only their own kernel reads are fused too, and what a kernel reads of others is
     read where it ends."""
-    kernel, outputs = merged_kernels(graph, fusion), set(graph.outputs)
+    outputs = set(graph.outputs)
     readers = [{kernel[op] for op in using} for using in fusion.readers]
     inside = set[int]()
     for index, op in enumerate(graph.ops):
@@ -54,7 +75,12 @@ def _merge(graph: OpGraph, fusion: Fusion) -> Fusion:
                 inside.add(result)
             else:
                 readers[result].discard(kernel[index])
-    return Fusion(fusion.fused | inside, tuple(tuple(sorted(using)) for using in readers), kernel)
+    return replace(
+        fusion,
+        fused=fusion.fused | inside,
+        readers=tuple(tuple(sorted(using)) for using in readers),
+        kernel=kernel,
+    )
 
 
 def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
@@ -62,7 +88,8 @@ def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
 
     A kernel takes in one that reads its results if both go over as many elements, in one fragment
     and as often, and if all else that the reader reads was there before the first of them began:
-    then no kernel waits for itself. None reaches over a barrier."""
+    then no kernel waits for itself. None reaches over a barrier. Kernels of attention stay as they
+    are."""
     producers = graph.producers()
     reads: list[set[int]] = [set() for _ in graph.ops]
     for tensor, readers in enumerate(fusion.readers):
@@ -71,17 +98,21 @@ def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
                 reads[reader].add(tensor)
     for index, tensors in fusion.awaited(graph).items():
         reads[index].update(tensors)
+    # Kernels of attention write when they end, whatever they made before.
+    made_at = [fusion.kernel[op] if fusion.kernel and op >= 0 else op for op in producers]
     kernels = {index: _Kernel({index}, reads[index]) for index in range(len(graph.ops))}
-    number = list(range(len(graph.ops)))
+    number = list(fusion.kernel or range(len(graph.ops)))
+    of_attention = {op for place in fusion.attention for op in place.home}
     for index, op in enumerate(graph.ops):
         size = _elements(graph, op)
-        if not size:
+        if not size or index in of_attention:
             continue
         makers = defaultdict(set)
         for tensor in reads[index]:
             maker = producers[tensor]
             if (
                 maker >= 0
+                and maker not in of_attention
                 and tensor not in graph.fenced
                 and _elements(graph, graph.ops[maker]) == size
                 and _runs_like(graph.ops[maker], op)
@@ -89,7 +120,7 @@ def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
                 makers[number[maker]].add(tensor)
         # All of them if that works, else the first one that fits alone.
         for chosen in (tuple(makers), *((each,) for each in sorted(makers))):
-            whole = _union([kernels[index], *(kernels[each] for each in chosen)], producers)
+            whole = _union([kernels[index], *(kernels[each] for each in chosen)], made_at)
             if chosen and whole is not None:
                 kernels[index] = whole
                 for member in whole.members:
@@ -98,12 +129,13 @@ def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
     return tuple(number)
 
 
-def _union(kernels: list[_Kernel], producers: tuple[int, ...]) -> _Kernel | None:
-    """None where a part of the whole would have to wait for another."""
+def _union(kernels: list[_Kernel], made_at: Sequence[int]) -> _Kernel | None:
+    """None where a part of the whole would have to wait for another. `made_at` are the operations
+    behind which tensors are in memory."""
     members = set().union(*(each.members for each in kernels))
-    inputs = {t for each in kernels for t in each.inputs if producers[t] not in members}
+    inputs = {t for each in kernels for t in each.inputs if made_at[t] not in members}
     first = min(members)
-    return _Kernel(members, inputs) if all(producers[tensor] < first for tensor in inputs) else None
+    return _Kernel(members, inputs) if all(made_at[tensor] < first for tensor in inputs) else None
 
 
 def _elements(graph: OpGraph, op: Op) -> int:

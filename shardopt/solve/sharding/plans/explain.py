@@ -14,7 +14,8 @@ from math import inf
 
 import numpy as np
 
-from shardopt.solve.assignment.problem import Problem, Solution
+from shardopt.solve.assignment.problem import Solution
+from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 
 # Each alternative that is replanned takes as long as the plan itself did.
@@ -79,7 +80,7 @@ def explain(
     """Explain node `node` of a solved problem. The cheapest `max_replanned` alternatives alone are
     replanned."""
     chosen = solution.choice[node]
-    alone = switching_seconds(problem.problem, solution.choice, node)
+    alone = switching_seconds(problem.sharing, solution.choice, node)
     order = sorted(range(len(alone)), key=lambda s: (s != chosen, alone[s], s))
     base = Counter(dict(problem.decode(solution).summary().collectives))
     alternatives = []
@@ -117,9 +118,10 @@ def describe(problem: IntraOpProblem, node: int) -> str:
     return f"input {_type(tensor.shape, tensor.dtype)}"
 
 
-def switching_seconds(problem: Problem, choice: Sequence[int], node: int) -> np.ndarray:
+def switching_seconds(sharing: Sharing, choice: Sequence[int], node: int) -> np.ndarray:
     """Change of the objective for each strategy of `node` when all others keep theirs: float64
     `[k]`, memory aside."""
+    problem = sharing.problem
     total = problem.costs[node].copy()
     for edge in problem.edges:
         if edge.u == edge.v == node:
@@ -128,6 +130,10 @@ def switching_seconds(problem: Problem, choice: Sequence[int], node: int) -> np.
             total += edge.cost[:, choice[edge.v]]
         elif edge.v == node:
             total += edge.cost[choice[edge.u], :]
+    near, switched = sharing.around(node), list(choice)
+    for strategy in range(len(total)):
+        switched[node] = strategy
+        total[strategy] -= near.saved(near.used(switched))
     return np.asarray(total - total[choice[node]])
 
 

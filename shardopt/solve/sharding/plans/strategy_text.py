@@ -15,7 +15,7 @@ from shardopt.graph.op_graph import OpGraph
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.sharding_text import parse_sharding, sharding_text
 from shardopt.planfile.parts import PlannedCopy, PlannedRemat, PlannedShardings
-from shardopt.solve.assignment.problem import Solution, evaluate
+from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.intra_op.lifetimes import Rematerialized
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
@@ -147,7 +147,7 @@ def restore(
         choice.append(
             _sharding_number(problem, tensor, planned.inputs.get(name), f"{path}.inputs.{name}")
         )
-    objective = evaluate(problem.problem, tuple(choice)).objective
+    objective = problem.seconds(choice)
     if objective == float("inf"):
         raise UserError(
             f"field '{path}': the shardings do not fit together: {_conflict(problem, choice)}"

@@ -18,10 +18,14 @@ from shardopt.solve.sharding.strategies.strategies import Strategy
 @dataclass(frozen=True)
 class Constraints:
     """`allowed[tensor]` are the shardings it may have; `forbidden[op]` axes that may split neither
-    the operands nor the results of an operation, nor what it contracts."""
+    the operands nor the results of an operation, nor what it contracts; `even` are tensors that
+    have no padding. Without `partitioned` it is not XLA's partitioner that makes the tiles: nothing
+    has padding then, and nothing is fetched from far away."""
 
     allowed: Mapping[int, tuple[Sharding, ...]] = field(default_factory=dict)
     forbidden: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    even: frozenset[int] = frozenset()
+    partitioned: bool = True
 
     def permits(self, op: int, strategy: Strategy) -> bool:
         axes = self.forbidden.get(op, frozenset())

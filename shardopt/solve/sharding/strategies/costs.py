@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shardopt.cost.attention import AttentionUse
 from shardopt.cost.collectives import Step, collective_curve, steps_seconds
 from shardopt.cost.compute import memory_seconds, op_seconds, work_kind
 from shardopt.cost.products import Product
-from shardopt.cost.resharding_costs import ReshardingCosts
+from shardopt.cost.resharding_costs import ArcTable, ReshardingCosts
 from shardopt.graph.op_graph import Tensor
 from shardopt.hardware.cluster import Cluster, Device
 from shardopt.hardware.curves import Curve
@@ -32,6 +33,7 @@ def compute_seconds(
     *,
     batched: bool = False,
     product: Product | None = None,
+    attention: Sequence[AttentionUse] = (),
 ) -> float:
     """One device's share of an operation, as part of a larger program: no dispatch, and fused where
     XLA fuses.
@@ -39,7 +41,7 @@ def compute_seconds(
     `alone_bytes` is what it would read and write in a kernel of its own, `kernel_bytes` what it
     adds to the kernels that it is part of, `kernels` the number of kernels that end with it.
     `batched` tells a product of many small matrices from one of two, `product` has the sizes of the
-    share."""
+    share, `attention` are the kernels of attention that compute it."""
     # Alpa counts no compute, which makes work that every device repeats look free.
     share = kernel_bytes / alone_bytes if alone_bytes else 0.0
     return op_seconds(
@@ -51,6 +53,7 @@ def compute_seconds(
         in_memory=share,
         kernels=kernels,
         product=product,
+        attention=attention,
     )
 
 
@@ -82,11 +85,20 @@ def resharding_table(
 ) -> np.ndarray:
     """Seconds from every source to every target sharding of one tensor: `[sources, targets]`; inf
     where none exists."""
-    chains = costs.table(sources, targets, tensor.size_bytes)
+    chains = costs.table(sources, targets, tensor.shape, tensor.itemsize)
     return chains.seconds + _LAUNCH_SECONDS * chains.steps
 
 
-def written_seconds(device: Device, tensor: Tensor, tiles: int) -> float:
+def resharding_arcs(
+    costs: ReshardingCosts, sources: Sequence[Sharding], targets: Sequence[Sharding], tensor: Tensor
+) -> ArcTable:
+    """The same chains as arcs."""
+    arcs = costs.arcs(sources, targets, tensor.shape, tensor.itemsize)
+    return arcs._replace(seconds=arcs.seconds + _LAUNCH_SECONDS)
+
+
+def written_seconds(device: Device, tensor: Tensor, sharding: Sharding, mesh: Mesh) -> float:
     """Seconds to write, or to read, a device's share of a value that would stay inside of a kernel
     if it were not exchanged."""
-    return memory_seconds(device, tensor.size_bytes / tiles, tensor.dtype)
+    elements = sharding.local_elements(mesh, tensor.shape)
+    return memory_seconds(device, elements * tensor.itemsize, tensor.dtype)

@@ -13,6 +13,7 @@ from math import prod
 from shardopt.graph.op_graph import FactorRule, Op
 from shardopt.graph.windows import Window, fits
 from shardopt.mesh.mesh import Mesh
+from shardopt.mesh.splits import may_split
 
 Axes = tuple[str, ...]
 Split = Mapping[int, Axes]  # the axes of each factor that is split, major to minor
@@ -44,6 +45,8 @@ WITHOUT_RULE: Mapping[str, str] = {
 
 def why_opaque(op: Op) -> str:
     """The reason why an operation runs replicated, or nothing."""
+    if op.island is not None:
+        return ""
     if op.rule is None:
         return OPAQUE_OPS.get(op.name) or WITHOUT_RULE.get(
             op.name, "no sharding rule is known for it"
@@ -87,35 +90,52 @@ def _lost(rule: FactorRule) -> frozenset[int]:
 
 
 def is_feasible(op: Op, split: Split, mesh: Mesh) -> bool:
-    """Whether the factors can be split together: evenly, with borders that are exchanged, and in
-    one reduction."""
+    """Whether the factors can be split together: evenly or, where a factor is a whole dimension,
+    with padding; with borders that are exchanged, and in one reduction."""
     tiles = {factor: prod(mesh.axis_size(axis) for axis in axes) for factor, axes in split.items()}
     if op.rule is None:
         return True
     windows = [window for window in op.windows if window.factor in split]
     moving = {window.factor for window in windows}
-    if any(
-        op.rule.sizes[factor] % count for factor, count in tiles.items() if factor not in moving
+    if not all(
+        _splits(op.rule, factor, count) for factor, count in tiles.items() if factor not in moving
     ):
         return False
     if not all(fits(window, tiles[window.factor]) for window in windows):
         return False
     if op.name == "convolution" and not _convolves(op, split, windows, mesh):
         return False
-    # XLA reduces updates once for each of their dimensions.
-    return op.name != "scatter" or len(split.keys() & op.rule.reduction) <= 1
+    if op.name == "scatter":
+        # XLA reduces updates once for each of their dimensions, and gathers uneven ones.
+        summed = split.keys() & op.rule.reduction
+        return len(summed) <= 1 and not any(op.rule.sizes[f] % tiles[f] for f in summed)
+    return True
+
+
+def _splits(rule: FactorRule, factor: int, tiles: int) -> bool:
+    """Whether so many tiles of the factor are tiles of every dimension that it is in. Padded ones
+    are not where the dimension has other factors: 10 rows of 3 over 4 are 3 rows, or 8 elements of
+    the 30."""
+    if rule.sizes[factor] % tiles == 0:
+        return True
+    return may_split(rule.sizes[factor], tiles) and all(
+        rule.sizes[other] == 1
+        for mapping in (*rule.operands, *rule.results)
+        for dim in mapping
+        if factor in dim
+        for other in dim
+        if other != factor
+    )
 
 
 def uneven_factor(op: Op, mesh: Mesh) -> int:
-    """The extent of the largest factor that may be split, if some axis does not divide it, else 0.
-
-    Uneven tiles would have to be padded, which XLA does, but neither the sizes of tiles elsewhere
-    nor the runtime know."""
+    """The extent of the largest factor that may be split, if it is too short for some axis, else
+    0."""
     factors = shardable_factors(op)
     if op.rule is None or not factors:
         return 0
     extent = max(op.rule.sizes[factor] for factor in factors)
-    return extent if any(extent % size for _, size in mesh.axes) else 0
+    return 0 if all(may_split(extent, size) for _, size in mesh.axes) else extent
 
 
 def _convolves(op: Op, split: Split, windows: Sequence[Window], mesh: Mesh) -> bool:

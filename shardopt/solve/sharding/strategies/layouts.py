@@ -13,9 +13,10 @@ from math import prod
 
 import numpy as np
 
-from shardopt.graph.op_graph import FactorRule, Op, Tensor
-from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.graph.op_graph import FactorRule, Island, Op, Tensor
+from shardopt.mesh.mesh import Mesh, Sharding, matching_axes
 from shardopt.mesh.shardings import live_axes
+from shardopt.mesh.splits import may_split
 from shardopt.solve.sharding.strategies.factors import Axes, Split, is_feasible, shardable_factors
 from shardopt.solve.sharding.strategies.linear import Linear
 
@@ -79,6 +80,7 @@ class Layouts:
             op.rule,
             op.windows,
             op.reducer,
+            op.island,
             linear,
             *self._shapes(op, operands, results, mesh),
         )
@@ -121,21 +123,24 @@ class Layouts:
 
     def _divides(self, extent: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """For each set of axes whether its tiles divide the extent (1), make single elements of it
-        (2), or do not."""
+        (2), split it with padding (3), or do not."""
         key = (extent, sizes)
         if key not in self._dividing:
             sets = (
                 some for count in range(1, len(sizes) + 1) for some in combinations(sizes, count)
             )
-            self._dividing[key] = tuple(
-                2 if extent == tiles else int(extent % tiles == 0) for tiles in map(prod, sets)
-            )
+            self._dividing[key] = tuple(_division(extent, tiles) for tiles in map(prod, sets))
         return self._dividing[key]
 
 
 def _split_layouts(
     op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], mesh: Mesh, linear: Linear
 ) -> Iterator[SplitLayout]:
+    if op.island is not None:
+        sides = (op.island.operands, op.island.results)
+        lies, made = (tuple(_on_mesh(dims, op.island, mesh) for dims in side) for side in sides)
+        yield SplitLayout({}, False, lies, made, (), (made,))
+        return
     for split, terms in _splits(op, mesh, linear):
         shardings = _shardings(op, split, terms, operands, results, mesh)
         if shardings is not None:
@@ -144,8 +149,24 @@ def _split_layouts(
             yield SplitLayout(split, bool(terms), *shardings, reduced, forms)
 
 
+def _on_mesh(dims: tuple[Axes, ...], island: Island, mesh: Mesh) -> Sharding:
+    names = axis_names(island, mesh)
+    return Sharding(tuple(tuple(names[a] for a in dim if a in names) for dim in dims))
+
+
+def axis_names(island: Island, mesh: Mesh) -> Mapping[str, str]:
+    """The axes of `mesh` in the place of the island's. Raises ValueError where they differ."""
+    names = matching_axes(island.axes, mesh)
+    if names is None:
+        listed = ", ".join(f"{name}={size}" for name, size in island.axes)
+        raise ValueError(
+            f"expected a mesh with the axes of the manual region ({listed}), found {mesh}"
+        )
+    return names
+
+
 def _splits(op: Op, mesh: Mesh, linear: Linear) -> Iterator[tuple[Split, Terms]]:
-    """Assignments of axes to factors that divide evenly and to linear modes; the empty one comes
+    """Assignments of axes to factors that may be split so and to linear modes; the empty one comes
     first."""
     axes = live_axes(mesh)
     for targets in product((None, *shardable_factors(op), *linear.modes), repeat=len(axes)):
@@ -247,9 +268,10 @@ def _forms(
     if not terms or linear.sums:
         yield results
         if reduced and len(results) == 1:
-            scattered = (_scattered(results[0], reduced, dim) for dim in range(results[0].rank))
             yield from (
-                (sharding,) for sharding in scattered if _fits(sharding, tensors[0].shape, mesh)
+                (_scattered(results[0], reduced, dim),)
+                for dim in range(results[0].rank)
+                if _scatters(results[0], reduced, dim, tensors[0].shape, mesh)
             )
     contracted = {axis for axes in terms.values() for axis in axes} != set(reduced)
     if reduced and linear.unreduced and (linear.contracts or not contracted):
@@ -272,13 +294,19 @@ def _scattered(sharding: Sharding, axes: Axes, dim: int) -> Sharding:
     return Sharding((*sharding.dims[:dim], (*sharding.dims[dim], *axes), *sharding.dims[dim + 1 :]))
 
 
-def _fits(sharding: Sharding, shape: tuple[int, ...], mesh: Mesh) -> bool:
-    """Even, and in the canonical order of axes, so that the same layout does not appear in two
-    spellings."""
-    order = mesh.axis_names.index
-    return all(list(dim) == sorted(dim, key=order) for dim in sharding) and all(
-        extent % tiles == 0 for extent, tiles in zip(shape, sharding.tile_counts(mesh), strict=True)
+def _scatters(sharding: Sharding, axes: Axes, dim: int, shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Whether the dimension can be scattered: evenly, as a reduce-scatter does, and in the
+    canonical order of axes, so that the same layout does not appear in two spellings."""
+    order, scattered = mesh.axis_names.index, _scattered(sharding, axes, dim)
+    return all(list(each) == sorted(each, key=order) for each in scattered) and not (
+        shape[dim] % tiles(mesh, scattered.dims[dim])
     )
+
+
+def _division(extent: int, count: int) -> int:
+    if extent == count:
+        return 2
+    return 1 if extent % count == 0 else 3 * may_split(extent, count)
 
 
 def tiles(mesh: Mesh, axes: Axes) -> int:

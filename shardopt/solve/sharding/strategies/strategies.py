@@ -14,20 +14,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
+from shardopt.cost.attention import least_attention_seconds
 from shardopt.cost.collectives import ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Step
+from shardopt.cost.compute import peak_flops
 from shardopt.cost.products import Product
-from shardopt.graph.op_graph import MARKER, Op, Tensor
+from shardopt.graph.op_graph import MARKER, Island, Op, Tensor
 from shardopt.graph.windows import exchanges, reach
 from shardopt.hardware.cluster import Cluster, Device
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.shardings import all_shardings as all_shardings
 from shardopt.mesh.shardings import live_axes as live_axes
+from shardopt.mesh.splits import may_split, tile_extent
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, accessed_bytes, kernels_of
 from shardopt.solve.sharding.strategies.costs import CommunicationCosts, compute_seconds
-from shardopt.solve.sharding.strategies.factors import Axes, shardable_factors
-from shardopt.solve.sharding.strategies.layouts import Layout, Layouts, SplitLayout, tiles
+from shardopt.solve.sharding.strategies.factors import Axes, Split, shardable_factors
+from shardopt.solve.sharding.strategies.layouts import (
+    Layout,
+    Layouts,
+    SplitLayout,
+    axis_names,
+    tiles,
+)
 from shardopt.solve.sharding.strategies.linear import REDUCED, Linear
 from shardopt.solve.sharding.strategies.product_sizes import product_of
 
@@ -136,12 +145,12 @@ class LeastCompute:
     def seconds(self, mesh: Mesh) -> float:
         sizes = [size for _, size in mesh.axes if size > 1]
         shards = prod(
-            [size for size in sizes if any(extent % size == 0 for extent in self._extents)]
+            [size for size in sizes if any(may_split(extent, size) for extent in self._extents)]
         )
         key = (self._cluster.group_index(mesh.devices[0]), shards)
         if key not in self._known:
             tensors, device = (*self._operands, *self._results), self._cluster.group_of(mesh).device
-            accesses = (0,) * len(tensors)
+            accesses = Accesses((0,) * len(tensors))
             costs = _StrategyCosts(
                 op=self._op,
                 operands=self._operands,
@@ -150,8 +159,9 @@ class LeastCompute:
                 device=device,
                 accesses=accesses,
             )
-            self._known[key] = costs.share_seconds(
-                shards, [tensor.size_bytes / shards for tensor in tensors]
+            held = [tensor.size_bytes / shards for tensor in tensors]
+            self._known[key] = min(
+                costs.share_seconds(shards, held), costs.least_in_attention(shards)
             )
         return self._known[key]
 
@@ -162,6 +172,16 @@ def is_cheap_to_clone(op: Op, operands: Sequence[Tensor]) -> bool:
     if op.name == "broadcast_in_dim":
         return not operands[0].shape
     return op.name in ("constant", "iota")
+
+
+def island_steps(island: Island, mesh: Mesh) -> tuple[Step, ...]:
+    """The collectives that a region written for one device asks for itself."""
+    names = axis_names(island, mesh)
+    return tuple(
+        Step(kind, tuple(names[axis] for axis in axes if axis in names), bytes)
+        for kind, axes, bytes, count in island.steps
+        for _ in range(count)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +195,8 @@ class _StrategyCosts:
 
     def strategies(self, layout: SplitLayout, links: CommunicationCosts) -> Iterator[Strategy]:
         borders, seconds = self._borders(layout), self._compute_seconds(layout)
+        if self.op.island is not None:
+            borders = island_steps(self.op.island, self.mesh)
         for final in layout.forms:
             collectives: tuple[Step, ...] = ()
             if layout.reduced and not final[0].unreduced:
@@ -205,7 +227,7 @@ class _StrategyCosts:
             over = layout.split.get(window.factor, ())
             if over:
                 count = tiles(self.mesh, over)
-                line = held * count / window.source
+                line = held / tile_extent(window.source, count)
                 steps += [
                     Step(PERMUTE, over, line * elements) for elements in exchanges(window, count)
                 ]
@@ -214,10 +236,10 @@ class _StrategyCosts:
         return tuple(steps)
 
     def _compute_seconds(self, layout: SplitLayout) -> float:
-        shards = prod(tiles(self.mesh, axes) for axes in layout.split.values())
+        shards = self._shards(layout.split)
         tensors, shardings = (*self.operands, *self.results), (*layout.operands, *layout.made)
         shapes = [
-            _local_shape(tensor, sharding, self.mesh)
+            sharding.local_shape(self.mesh, tensor.shape)
             for tensor, sharding in zip(tensors, shardings, strict=True)
         ]
         return self.share_seconds(
@@ -226,8 +248,19 @@ class _StrategyCosts:
             product_of(self.op, tensors, shapes, self._work / shards),
         )
 
+    def _shards(self, split: Split) -> float:
+        """By how much the work of a device is less than all of it: the number of tiles, less what
+        they compute of padding."""
+        shards = float(prod(tiles(self.mesh, axes) for axes in split.values()))
+        for factor, axes in split.items():
+            assert self.op.rule is not None
+            extent, count = self.op.rule.sizes[factor], tiles(self.mesh, axes)
+            if extent % count:
+                shards *= extent / (tile_extent(extent, count) * count)
+        return shards
+
     def share_seconds(
-        self, shards: int, sizes: Sequence[float], product: Product | None = None
+        self, shards: float, sizes: Sequence[float], product: Product | None = None
     ) -> float:
         """Seconds of one of `shards` devices, which holds so many bytes of the operands and
         results; the least of any `product` where none is named."""
@@ -235,7 +268,7 @@ class _StrategyCosts:
             return 0.0
         work = self._work / shards
         count = len(self.operands)
-        alone = accessed_bytes(self.op.name, count, sizes, (1,) * len(sizes))
+        alone = accessed_bytes(self.op.name, count, sizes, Accesses((1,) * len(sizes)))
         moved = (
             alone
             if self.accesses is None
@@ -253,7 +286,17 @@ class _StrategyCosts:
             kernels=kernels,
             batched=self._is_batched,
             product=product,
+            attention=self.accesses.attention if self.accesses else (),
         )
+
+    def least_in_attention(self, shards: int) -> float:
+        """Seconds if the operation were part of attention whose kernels are the fastest; inf where
+        it cannot be."""
+        kernels = self.device.kernels
+        if kernels is None or not kernels.attention or self.op.name not in _PRODUCTS:
+            return inf
+        peak = peak_flops(self.device, self._dtype)
+        return least_attention_seconds(kernels.attention, peak, self._work / shards)
 
     @cached_property
     def _work(self) -> float:
@@ -279,9 +322,4 @@ class _StrategyCosts:
         return any(rule.sizes[factor] > 1 for factor in set.intersection(*sides))
 
     def _local_bytes(self, tensor: Tensor, sharding: Sharding) -> float:
-        return tensor.size_bytes / tiles(self.mesh, sharding.axes)
-
-
-def _local_shape(tensor: Tensor, sharding: Sharding, mesh: Mesh) -> tuple[int, ...]:
-    pairs = zip(tensor.shape, sharding.tile_counts(mesh), strict=True)
-    return tuple(max(1, extent // count) for extent, count in pairs)
+        return sharding.local_elements(self.mesh, tensor.shape) * tensor.itemsize

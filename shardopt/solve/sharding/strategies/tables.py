@@ -10,20 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import TypeVar
 
 import numpy as np
 
 from shardopt.cost.compute import memory_seconds
-from shardopt.cost.resharding_costs import ReshardingCosts
+from shardopt.cost.resharding_chain import can_reshard
+from shardopt.cost.resharding_costs import ArcTable, ReshardingCosts
 from shardopt.graph.op_graph import Op, Tensor
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.solve.assignment.sharing.shared_edges import Arcs
 from shardopt.solve.assignment.table_store import TableStore
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses
 from shardopt.solve.sharding.strategies.costs import (
     CommunicationCosts,
+    resharding_arcs,
     resharding_table,
     written_seconds,
 )
@@ -105,7 +107,7 @@ class StrategyTables:
         return self._remember(("marker", allowed), build)
 
     def choices(self, shape: tuple[int, ...]) -> Column:
-        """Every even sharding of a tensor that no operation defines, replicated first."""
+        """Every sharding of a tensor that no operation defines, replicated first."""
         return self._remember(
             ("choices", shape), lambda: self.column(all_shardings(self.mesh, shape))
         )
@@ -149,6 +151,30 @@ class StrategyTables:
         )
         return self._remember(key, lambda: self._resharding(tensor, source, target, repeat, fused))
 
+    def shared_reshardings(
+        self,
+        tensor: Tensor,
+        sources: tuple[Column, ...],
+        readers: tuple[Column, ...],
+        repeat: int,
+        fused: bool,
+    ) -> Arcs:
+        """The reshardings of `resharding` of one value to several readers, with the steps that they
+        share. `sources` are the columns from which each reader gets it. A `fused` value is written
+        once for all readers, and read in each sharding."""
+        key = (
+            "arcs",
+            tensor.shape,
+            tensor.dtype,
+            tensor.itemsize,
+            tuple(map(id, sources)),
+            tuple(map(id, readers)),
+            repeat,
+            fused,
+        )
+        build = partial(self._arcs, tensor, sources, readers, repeat, fused)
+        return self._remember(key, build)
+
     def equality(self, first: Column, second: Column) -> np.ndarray:
         """`[k, m]`: 0 where the two shardings are equal, inf elsewhere."""
         return self._remember(("equality", id(first), id(second)), lambda: _equality(first, second))
@@ -157,13 +183,12 @@ class StrategyTables:
         """Bytes a device holds of the tensor under each strategy: int64 `[k]`."""
 
         def build() -> np.ndarray:
-            tiles = [
-                np.prod(sharding.tile_counts(self.mesh), dtype=np.int64)
-                for sharding in column.distinct
+            elements = [
+                sharding.local_elements(self.mesh, tensor.shape) for sharding in column.distinct
             ]
-            return (tensor.size_bytes // np.array(tiles, dtype=np.int64))[column.index]
+            return (np.array(elements, dtype=np.int64) * tensor.itemsize)[column.index]
 
-        return self._remember(("bytes", tensor.size_bytes, id(column)), build)
+        return self._remember(("bytes", tensor.shape, tensor.itemsize, id(column)), build)
 
     def _resharding(
         self, tensor: Tensor, source: Column, target: Column, repeat: int, fused: bool
@@ -173,17 +198,65 @@ class StrategyTables:
             * repeat
         )
         if fused:
-            written, read = (
-                np.array(
-                    [
-                        written_seconds(self.device, tensor, prod(s.tile_counts(self.mesh)))
-                        for s in side.distinct
-                    ]
-                )
-                for side in (source, target)
-            )
+            written, read = (self._written(tensor, side.distinct) for side in (source, target))
             seconds += np.where(seconds > 0, (written[:, None] + read[None, :]) * repeat, 0.0)
         return seconds[np.ix_(source.index, target.index)] if seconds.any() else None
+
+    def _written(self, tensor: Tensor, shardings: Sequence[Sharding]) -> np.ndarray:
+        """Seconds to write, or to read, a device's share in each sharding."""
+        return np.array(
+            [written_seconds(self.device, tensor, sharding, self.mesh) for sharding in shardings]
+        )
+
+    def _arcs(
+        self,
+        tensor: Tensor,
+        sources: tuple[Column, ...],
+        readers: tuple[Column, ...],
+        repeat: int,
+        fused: bool,
+    ) -> Arcs:
+        froms, tos = (
+            {s: n for n, s in enumerate(dict.fromkeys(s for each in some for s in each.distinct))}
+            for some in (sources, readers)
+        )
+        table = resharding_arcs(self._resharding_costs, tuple(froms), tuple(tos), tensor)
+        paths, seconds = table.paths, table.seconds
+        if fused and len(seconds):
+            paths, seconds = self._with_memory(tensor, tuple(froms), tuple(tos), table)
+        missing = np.array([[not can_reshard(s, t) for t in tos] for s in froms])
+        places = [np.array([tos[target] for target in each.distinct]) for each in readers]
+        rows = (np.array([froms[source] for source in each.distinct]) for each in sources)
+        return Arcs(
+            seconds * repeat,
+            tuple(paths[:, place] for place in places),
+            tuple(missing[:, place] for place in places),
+            tuple(row[each.index] for row, each in zip(rows, sources, strict=True)),
+            tuple(each.index for each in readers),
+        )
+
+    def _with_memory(
+        self,
+        tensor: Tensor,
+        sources: Sequence[Sharding],
+        targets: Sequence[Sharding],
+        table: ArcTable,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Paths and seconds of a value that is written for what is exchanged: with its first arc,
+        and with an arc of its own for each sharding in which it is read."""
+        paths, count = table.paths, len(table.seconds)
+        moves = paths[:, :, 0] < count
+        first = np.full(count + 1, -1)
+        first[paths[:, :, 0]] = np.arange(len(sources))[:, None]
+        begins = table.is_first & (first[:-1] >= 0)
+        seconds = table.seconds.copy()
+        seconds[begins] += self._written(tensor, sources)[first[:-1][begins]]
+        reads = count + np.cumsum(moves).reshape(moves.shape) - 1
+        total = count + int(moves.sum())
+        ends = np.where(moves, reads, total)
+        paths = np.concatenate([np.where(paths == count, total, paths), ends[:, :, None]], axis=2)
+        read = np.broadcast_to(self._written(tensor, targets), moves.shape)[moves]
+        return paths, np.append(seconds, read)
 
     def _build(
         self,

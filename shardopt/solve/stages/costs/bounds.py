@@ -16,7 +16,7 @@ tied, as they are in the cost of a stage."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
@@ -26,8 +26,6 @@ from shardopt.graph.op_graph import SHARED, FactorRule
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.intra_op.lifetimes import Lifetimes
-from shardopt.solve.sharding.intra_op.problem import find_cheap_to_clone
-from shardopt.solve.sharding.kernels.execution_order import execution_order
 from shardopt.solve.sharding.strategies.strategies import LeastCompute
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import ClassProblem
@@ -77,9 +75,12 @@ def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
     inputs = range(len(part.graph.ops), len(part.graph.ops) + len(part.graph.inputs))
     passing = part.sent | part.arrivals.keys() | made
     accesses = tuple(
-        tuple(
-            0 if tensor in passing else count
-            for tensor, count in zip((*op.operands, *op.results), each, strict=True)
+        replace(
+            each,
+            counts=tuple(
+                0 if tensor in passing else count
+                for tensor, count in zip((*op.operands, *op.results), each.counts, strict=True)
+            ),
         )
         for op, each in zip(part.graph.ops, part.accesses, strict=True)
     )
@@ -135,7 +136,7 @@ def kept_bytes(part: StagePart) -> tuple[int, int]:
     """Bytes of whole tensors that a part keeps for its backward: of what its forward makes, apart
     from what leaves it, and of what other stages make."""
     graph = part.graph
-    execution = execution_order(graph, find_cheap_to_clone(graph), part.fusion)
+    execution = part.execution
     aliases = {b: a for a, b in part.tied}
     order, inputs = execution.order, graph.inputs
     # What a second microbatch in flight adds is what the forward keeps for the backward.

@@ -12,8 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from shardopt.solve.sharding.intra_op.lifetimes import Lifetime, Lifetimes
-from shardopt.solve.sharding.intra_op.problem import find_cheap_to_clone
-from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder, execution_order
+from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
 from shardopt.solve.stages.costs.classes import (
     Classes,
     find_classes,
@@ -46,9 +45,7 @@ class PartFacts:
 
     @cached_property
     def execution(self) -> ExecutionOrder:
-        return execution_order(
-            self.part.graph, find_cheap_to_clone(self.part.graph), self.part.fusion
-        )
+        return self.part.execution
 
     @cached_property
     def position(self) -> np.ndarray:

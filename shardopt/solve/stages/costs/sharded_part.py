@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 import numpy as np
 
@@ -47,9 +46,10 @@ class ShardedPart:
             whole = op.repeat // (op.trips or 1) * each.trips * each.seconds
             seconds[op.group] += whole
             beside[op.group] += each.beside * whole
-        if not tables.cluster.group_of(tables.mesh).overlap:
+        share = tables.cluster.group_of(tables.mesh).overlap_share
+        if not share:
             return seconds
-        beside += self._late_seconds()
+        beside += share * self._late_seconds()
         computing = np.zeros(len(part.kinds))
         for node, op in enumerate(part.graph.ops):
             computing[op.group] += op.repeat * self._strategy(node).compute_seconds
@@ -88,7 +88,8 @@ class ShardedPart:
         if in_flight > 1:
             lives += [(live, in_flight - 1) for live in self.facts.further]
         spans = [
-            (live.start, live.stop, count * self.bytes_of(live.tensor)) for live, count in lives
+            (*live.span(self._sharding_of), count * self.bytes_of(live.tensor))
+            for live, count in lives
         ]
         spans += [(copy.start, copy.stop, copy.bytes) for copy in self._copies] if copies else []
         start, stop, size = np.array(spans, dtype=np.int64).reshape(-1, 3).T
@@ -96,15 +97,20 @@ class ShardedPart:
         np.subtract.at(change, stop, size)
         return np.cumsum(change[:-1])
 
+    def _sharding_of(self, tensor: int) -> Sharding:
+        node, k = self.facts.place[tensor]
+        return self._shardings[self._pair_of[node]][k]
+
     def bytes_of(self, tensor: int) -> int:
         """Bytes of a device."""
         if tensor in self.facts.first_readers:
             node, operand = self.facts.first_readers[tensor]
-            tiles = prod(self._strategy(node).operands[operand].tile_counts(self.tables.mesh))
+            sharding = self._strategy(node).operands[operand]
         else:
             node, k = self.facts.place[tensor]
-            tiles = self._tiles[self._pair_of[node]][k]
-        return self.facts.part.graph.tensors[tensor].size_bytes // tiles
+            sharding = self._shardings[self._pair_of[node]][k]
+        value = self.facts.part.graph.tensors[tensor]
+        return sharding.local_elements(self.tables.mesh, value.shape) * value.itemsize
 
     @cached_property
     def _pairs(self) -> tuple[list[int], np.ndarray]:
@@ -147,13 +153,6 @@ class ShardedPart:
         )
 
     @cached_property
-    def _tiles(self) -> tuple[tuple[int, ...], ...]:
-        mesh = self.tables.mesh
-        return tuple(
-            tuple(prod(sharding.tile_counts(mesh)) for sharding in each) for each in self._shardings
-        )
-
-    @cached_property
     def _resharding(self) -> ShardedOps:
         """The operations that need more than their values themselves. Nothing of them is `fresh`:
         which copies are shared is decided where a budget is kept."""
@@ -175,11 +174,9 @@ class ShardedPart:
             t for op in ops for t in graph.ops[op].operands if t not in self.facts.part.free
         )
         made = dict.fromkeys(tensor for op in ops for tensor in graph.ops[op].results)
-        shardings = {}
-        for tensor in (*read, *made):
-            node, k = self.facts.place[tensor]
-            shardings[tensor] = self._shardings[self._pair_of[node]][k]
-        return shardings
+        # What is read may be another value that was handed on.
+        first = (t for t in graph.handed_on.values() if t not in self.facts.part.free)
+        return {tensor: self._sharding_of(tensor) for tensor in (*read, *made, *first)}
 
     @cached_property
     def _copies(self) -> tuple[TensorCopy, ...]:

@@ -19,7 +19,10 @@ from typing import NamedTuple
 from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
 from shardopt.graph.residency import MicrobatchLoop, Residency
 from shardopt.graph.structure import structure_of
+from shardopt.hardware.cluster import UNFUSED, Fusing
+from shardopt.solve.sharding.compilers.compiler import execution_of
 from shardopt.solve.sharding.intra_op.problem import find_cheap_to_clone
+from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
 from shardopt.solve.sharding.kernels.fusion import Fusion
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, kernel_accesses
 from shardopt.solve.sharding.kernels.merged_kernels import find_kernels
@@ -48,7 +51,7 @@ class StagePart:
     loop: tuple[int, int]
     arrivals: Mapping[int, int]
     literals: frozenset[int]
-    merged_kernels: bool = False
+    fusing: Fusing = UNFUSED
 
     def residency(self, in_flight: int = 1) -> Residency:
         return Residency(MicrobatchLoop(*self.loop, in_flight), self.arrivals, self.literals)
@@ -65,7 +68,11 @@ class StagePart:
 
     @cached_property
     def fusion(self) -> Fusion:
-        return find_kernels(self.graph, find_cheap_to_clone(self.graph), self.merged_kernels)
+        return find_kernels(self.graph, find_cheap_to_clone(self.graph), self.fusing)
+
+    @cached_property
+    def execution(self) -> ExecutionOrder:
+        return execution_of(self.graph, find_cheap_to_clone(self.graph), self.fusion)
 
     @cached_property
     def free(self) -> frozenset[int]:
@@ -84,12 +91,18 @@ class StagePart:
             self.loop,
             sorted(self.arrivals.items()),
         )
-        merged = ("merged kernels",) * self.merged_kernels
+        kernels = (
+            *("merged kernels",) * self.fusing.merged,
+            *("fused attention",) * self.fusing.attention,
+            *("hosts",) * self.fusing.for_hosts,
+        )
         structure = structure_of(self.graph)
         digest = sha256(structure.digest)
         # The digest is blind to the order of operations and tensors, in which choices are listed.
         digest.update(
-            repr((structure.ops, structure.tensors, loose, sorted(self.literals), *merged)).encode()
+            repr(
+                (structure.ops, structure.tensors, loose, sorted(self.literals), *kernels)
+            ).encode()
         )
         return digest.hexdigest()
 
@@ -319,7 +332,7 @@ class _Cutter:
             loop=loop,
             arrivals={t: at for t, at in self.arrivals.items() if t not in defined},
             literals=literals,
-            merged_kernels=step.merged_kernels,
+            fusing=step.fusing,
         )
 
     def _sent(self, defined: Set[int]) -> frozenset[int]:

@@ -75,11 +75,11 @@ def test_devices_are_numbered_host_by_host() -> None:
 
 
 def test_wrong_meshes() -> None:
-    devices = [Device(k) for k in range(16)]
-    with pytest.raises(UserError, match="at most 3 axes of more than one device"):
-        logical_mesh(mesh(devices, (2, 2, 2, 2), tuple("abcd")))
+    devices = [Device(k) for k in range(32)]
+    with pytest.raises(UserError, match="at most 4 axes of more than one device"):
+        logical_mesh(mesh(devices, (2, 2, 2, 2, 2), tuple("abcde")))
     with pytest.raises(UserError, match="names of mesh axes to be letters"):
-        logical_mesh(mesh(devices, (4, 4), ("a-b", "c")))
+        logical_mesh(mesh(devices, (8, 4), ("a-b", "c")))
 
 
 def test_platforms_as_export_calls_them() -> None:

@@ -3,7 +3,9 @@ errors."""
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +17,23 @@ import pytest
 
 import shardopt
 from shardopt.frontend.calls.arguments import check_value
-from shardopt.frontend.calls.python_words import errors_for_python, python_handler, python_words
+from shardopt.frontend.calls.python_words import (
+    errors_for_python,
+    python_handler,
+    python_words,
+    spellings,
+)
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
 from shardopt.options.plan_options import PlanOptions
 from shardopt.options.table import rows
 
 TEXT = (Path(__file__).parents[4] / "docs" / "tutorial" / "mlp.mlir").read_text()
 CLUSTER = "cpu-test:1x4"
+ROOT = Path(__file__).parents[4]
+# Of `shardopt-opt`: nobody is told to set them in Python.
+PASS_ONLY = ("faster-than", "least-layers", "max-iterations", "sharding-format")
+# What speaks to no Python caller: the tools, and pictures with attributes of their own.
+OTHER_ROOMS = ("report", "tools")
 
 
 @pytest.mark.parametrize(
@@ -33,10 +45,41 @@ CLUSTER = "cpu-test:1x4"
         ("expected batch-args to be auto", "expected batch_args to be auto"),
         ("shardopt-choose-shardings{time-limit=5}", "shardopt-choose-shardings{time_limit=5}"),
         ("pre-batch-args and stages=2 stay", "pre-batch-args and stages=2 stay"),
+        ("expected num-microbatches=4 (or 1)", "expected microbatches=4 (or 1)"),
+        ("names with batch-args=INDEX[:DIM] or", "names with batch_args='INDEX[:DIM]' or"),
+        ("a method, strategy=direct", "a method, resharding='direct'"),
     ],
 )
 def test_options_under_the_names_of_keywords(message: str, words: str) -> None:
     assert python_words(message) == words
+
+
+@pytest.mark.parametrize("row", rows(PlanOptions), ids=lambda row: row.field)
+def test_every_spelling_of_an_option_becomes_its_keyword(row: Any) -> None:
+    """On command lines, in pipelines, and as passes of each phase call it."""
+    for name in {row.name, *filter(None, row.phases.values())}:
+        assert python_words(f"expected {name}=2, found") == f"expected {row.field}=2, found"
+        if "-" in name:
+            assert python_words(f"({name})") == f"({row.field})"
+    assert python_words(f"try {row.flag} or --no-{row.name}") == f"try {row.field} or {row.field}"
+
+
+def test_messages_name_no_option_that_callers_do_not_have() -> None:
+    """Whatever a message of the package calls `some-name=` is a keyword to Python callers, or an
+    option that passes alone have."""
+    known = {*spellings(), *PASS_ONLY}
+    unknown = set()
+    paths = (ROOT / "shardopt").rglob("*.py")
+    for path in (p for p in sorted(paths) if not {*OTHER_ROOMS} & {*p.parts}):
+        strings = (
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
+        for text in strings:
+            names = set(re.findall(r"(?<![\w-])([a-z]+(?:-[a-z]+)+)=", text))
+            unknown |= {(path.relative_to(ROOT), name) for name in names - known}
+    assert not unknown
 
 
 def test_errors_keep_their_places() -> None:

@@ -78,7 +78,7 @@ def test_a_saved_and_a_read_plan_parse_each_module_once(parses: Parses, tmp_path
 def test_a_plan_from_a_plan_file_parses_the_model_once(parses: Parses, tmp_path: Path) -> None:
     file = make_plan(MODEL, OPTIONS, cache=False).save(tmp_path / "plan") / "plan.json"
     parses.clear()
-    make_plan(MODEL, PlanOptions("", plan=str(file)), cache=False)
+    make_plan(MODEL, PlanOptions("", microbatches=4, plan=str(file)), cache=False)
     assert parses == [MODEL.read_bytes()]
 
 

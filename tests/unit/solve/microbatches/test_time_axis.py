@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from shardopt.graph.microbatching import Cut, Split
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph, Tensor
+from shardopt.solve.microbatches.axis import AxisKind, Batch, CouplingError, TimeAxis
 from shardopt.solve.microbatches.batch_factors import locate, split_of
-from shardopt.solve.microbatches.time_axis import AxisKind, Batch, CouplingError, TimeAxis, analyse
+from shardopt.solve.microbatches.time_axis import analyse
 from shardopt.solve.microbatches.time_plan import plan_loop
 
 

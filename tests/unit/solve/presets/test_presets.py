@@ -14,7 +14,7 @@ from benchmarks.solve.intra_op_plans import Record
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.presets import InputKinds, restrict
-from shardopt.solve.presets.shardy import nearest
+from shardopt.solve.presets.propagated import nearest
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.strategies import all_shardings
 from tests.unit.solve.sharding.op_graphs import CLUSTER, MESH, elementwise, f32, rule
@@ -28,8 +28,8 @@ ROWS, COLUMNS = Sharding((("x",), ())), Sharding(((), ("x",)))
         (((("x",), ("y",))), (4, 4), '[{"x"}, {"y"}]'),
         (((("y", "x"), ())), (4, 4), '[{"y"}, {}]'),  # the order of axes is that of the mesh
         (((("x", "y"), ())), (2, 4), '[{"x"}, {}]'),  # four tiles of two elements do not exist
-        (((("x",), ("y",))), (3, 4), '[{}, {"y"}]'),
-        (((("x",), ("y",))), (3, 3), "[{}, {}]"),
+        (((("x",), ("y",))), (1, 4), '[{}, {"y"}]'),
+        (((("x",), ("y",))), (1, 1), "[{}, {}]"),
     ],
 )
 def test_the_nearest_sharding_keeps_most_tiles(

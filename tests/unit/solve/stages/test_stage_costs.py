@@ -155,7 +155,8 @@ def test_stage_cost_and_plan_of_a_choice_are_one_account(
 ) -> None:
     """Seconds of each fragment; bytes with copies of operands, and without them for several
     microbatches in flight; whatever is chosen."""
-    part, where = cut_part(chain(), start, end), cluster(overlap=overlap)
+    where = cluster(overlap=overlap)
+    part = cut_part(replace(chain(), fusing=where.fusing), start, end)
     hidden = 0.0
     facts, random = PartFacts(part), np.random.default_rng(end)
     for config in stage_configs(where):

@@ -175,7 +175,7 @@ def exhaustive(problem: IntraOpProblem) -> Callable[[int], float]:
         objective = evaluate(full, choice).objective
         if objective < inf:
             plan = model.decode(Solution(choice, objective, objective, 0.0, "optimal"))
-            plans.append((objective, plan.peak_bytes))
+            plans.append((problem.plan_seconds(plan), plan.peak_bytes))
     return lambda limit: min((objective for objective, peak in plans if peak <= limit), default=inf)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from math import prod
+from math import ceil, prod
 
 import pytest
 
@@ -12,7 +12,8 @@ from shardopt.cost.resharding_chain import resharding_steps
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.problem import evaluate
-from shardopt.solve.presets.presets import InputKinds, restrict, split_greedily
+from shardopt.solve.presets.base import split_longest
+from shardopt.solve.presets.presets import InputKinds, restrict
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import (
     ImpossibleSharding,
@@ -53,8 +54,9 @@ def seconds_of(
     """The objective from its definition: every input, edge and execution on its own."""
     total = 0.0
     for tensor in graph.inputs:
-        share = graph.tensors[tensor].size_bytes / prod(shardings[tensor].tile_counts(mesh))
-        total += share / CLUSTER.groups[0].device.memory_bandwidth
+        value, counts = graph.tensors[tensor], shardings[tensor].tile_counts(mesh)
+        padded = prod(ceil(extent / n) for extent, n in zip(value.shape, counts, strict=True))
+        total += padded * value.itemsize / CLUSTER.groups[0].device.memory_bandwidth
     for index, strategy in strategies.items():
         op = graph.ops[index]
         total += strategy.seconds * op.repeat
@@ -90,7 +92,7 @@ def chain(rows: int, inner: int, *, repeat: int = 1) -> OpGraph:
     return OpGraph((shape, f32(inner, inner), shape, shape, shape), ops, (0, 1), (4,))
 
 
-@pytest.mark.parametrize(("rows", "inner"), [(64, 4), (4, 16), (4, 4), (2, 8)])
+@pytest.mark.parametrize(("rows", "inner"), [(64, 4), (4, 16), (4, 4), (2, 8), (63, 4), (9, 15)])
 @pytest.mark.parametrize("tied", [(), ((0, 4),)])
 def test_the_optimum_is_that_of_brute_force(
     rows: int, inner: int, tied: tuple[tuple[int, int], ...]
@@ -269,9 +271,8 @@ def test_data_splits_the_microbatch_behind_the_slice() -> None:
 def test_heuristic_splits_the_largest_dimension_of_every_input() -> None:
     plan = preset("heuristic", mlp(16, 64, 2))
     assert plan.shardings[0] == COLUMNS
-    assert split_greedily(
-        MESH, (6, 4, 2), lambda local: sorted(range(3), key=lambda d: -local[d])
-    ) == Sharding((("x",), ("y",), ()))
+    assert split_longest(MESH, (6, 4, 2), ("x", "y")) == Sharding(((), ("x", "y"), ()))
+    assert split_longest(MESH, (6, 2, 2), ("x", "y")) == Sharding((("x",), ("y",), ()))
 
 
 def test_a_preset_gives_way_where_a_tied_tensor_cannot_follow() -> None:

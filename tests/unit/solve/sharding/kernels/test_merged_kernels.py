@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardopt.graph.op_graph import Op, OpGraph, Tensor
+from shardopt.hardware.cluster import Fusing
 from shardopt.solve.sharding.kernels.execution_order import execution_order
 from shardopt.solve.sharding.kernels.fusion import fuse
 from shardopt.solve.sharding.kernels.kernel_bytes import kernel_accesses
@@ -46,14 +47,18 @@ def softmax(over: str = "b") -> OpGraph:
     return OpGraph(tensors, ops, (0,), (7,))
 
 
-def touched(graph: OpGraph, merged: bool) -> tuple[int, int]:
+def accesses(graph: OpGraph, fusing: Fusing) -> tuple[tuple[int, ...], ...]:
+    """For each operation, in how many kernels it touches each tensor."""
+    fusion = find_kernels(graph, frozenset(), fusing)
+    return tuple(each.counts for each in kernel_accesses(graph, fusion))
+
+
+def touched(graph: OpGraph, fusing: Fusing) -> tuple[int, int]:
     """How often kernels read, and how often they write, tensors of all rows."""
     reads = writes = 0
-    for op, accesses in zip(
-        graph.ops, kernel_accesses(graph, find_kernels(graph, frozenset(), merged)), strict=True
-    ):
+    for op, counts in zip(graph.ops, accesses(graph, fusing), strict=True):
         for number, (tensor, count) in enumerate(
-            zip((*op.operands, *op.results), accesses, strict=True)
+            zip((*op.operands, *op.results), counts, strict=True)
         ):
             if graph.tensors[tensor].shape == (ROWS, ROW):
                 reads, writes = (
@@ -65,15 +70,15 @@ def touched(graph: OpGraph, merged: bool) -> tuple[int, int]:
 
 
 def test_a_softmax_reads_and_writes_once() -> None:
-    assert touched(softmax(), merged=True) == (1, 1)
-    reads, writes = touched(softmax(), merged=False)
+    assert touched(softmax(), Fusing(merged=True)) == (1, 1)
+    reads, writes = touched(softmax(), Fusing())
     assert reads > 1 and writes > 1
 
 
 def test_columns_are_not_held_on_the_chip() -> None:
     """A reduction over the outer dimension has seen nothing to the end before it has seen
     everything."""
-    assert touched(softmax(over="a"), merged=True) == touched(softmax(over="a"), merged=False)
+    assert touched(softmax(over="a"), Fusing(merged=True)) == touched(softmax(over="a"), Fusing())
 
 
 def test_an_update_writes_moments_and_weights_in_one_kernel() -> None:
@@ -81,8 +86,8 @@ def test_an_update_writes_moments_and_weights_in_one_kernel() -> None:
     shape = (ROWS, ROW)
     ops = (elementwise("add", shape, (1, 2), 3), elementwise("subtract", shape, (0, 3), 4))
     graph = OpGraph((WHOLE,) * 5, ops, (0, 1, 2), (3, 4))
-    assert kernel_accesses(graph, find_kernels(graph, frozenset(), True)) == ((1, 1, 1), (1, 0, 1))
-    assert kernel_accesses(graph, find_kernels(graph, frozenset(), False)) == ((1, 1, 1), (1, 1, 1))
+    assert accesses(graph, Fusing(merged=True)) == ((1, 1, 1), (1, 0, 1))
+    assert accesses(graph, Fusing()) == ((1, 1, 1), (1, 1, 1))
 
 
 def test_what_something_else_has_to_run_between_stays_apart() -> None:
@@ -130,10 +135,10 @@ def test_what_a_kernel_keeps_on_the_chip_is_in_no_memory() -> None:
     """Rows of a softmax on their way: its exponential has two readers, so that fusion alone leaves
     it in memory."""
     assert 4 not in fuse(softmax(), frozenset()).fused
-    fusion = find_kernels(softmax(), frozenset(), merged=True)
+    fusion = find_kernels(softmax(), frozenset(), Fusing(merged=True))
     assert fusion.fused == frozenset(range(1, 7))
     assert fusion.readers[0] == (6,), "the scores are read until the quotient is made"
-    assert find_kernels(softmax(over="a"), frozenset(), merged=True).fused < fusion.fused
+    assert find_kernels(softmax(over="a"), frozenset(), Fusing(merged=True)).fused < fusion.fused
 
 
 def test_values_of_a_kernel_that_others_read_are_held() -> None:
@@ -143,7 +148,7 @@ def test_values_of_a_kernel_that_others_read_are_held() -> None:
         for k, (name, operand) in enumerate((("exponential", 0), ("abs", 1), ("sort", 1)))
     )
     graph = OpGraph((VECTOR,) * 4, ops, (0,), (2, 3))
-    fusion = find_kernels(graph, frozenset(), merged=True)
+    fusion = find_kernels(graph, frozenset(), Fusing(merged=True))
     assert fusion.kernel == (1, 1, 2) and 1 not in fusion.fused
     assert fusion.readers[:2] == ((1,), (2,))
 
@@ -151,7 +156,7 @@ def test_values_of_a_kernel_that_others_read_are_held() -> None:
 @given(graphs())
 def test_operations_of_a_kernel_run_one_after_the_other(graph: OpGraph) -> None:
     """Between them only what is fused into them; and everything runs behind what it reads."""
-    fusion = find_kernels(graph, frozenset(), merged=True)
+    fusion = find_kernels(graph, frozenset(), Fusing(merged=True))
     execution = execution_order(graph, frozenset(), fusion)
     assert sorted(execution.order) == list(range(len(graph.ops)))
     position = {op: at for at, op in enumerate(execution.order)}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shardopt.solve.assignment.problem import Problem, evaluate
+from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, build_problem
 from shardopt.solve.sharding.plans.explain import Explanation, explain, switching_seconds
 from tests.unit.solve.sharding.op_graphs import CLUSTER, LINE, MESH, mlp
@@ -27,7 +28,7 @@ def test_alone_is_the_change_of_the_objective_when_one_choice_changes(node: int)
     for alternative in explain(problem, solution, node, max_replanned=0).alternatives:
         choice = list(solution.choice)
         choice[node] = alternative.number
-        changed = evaluate(problem.problem, choice).objective - solution.objective
+        changed = problem.seconds(choice) - solution.objective
         assert alternative.alone == pytest.approx(changed, abs=1e-12)
 
 
@@ -97,4 +98,4 @@ def test_switching_counts_parallel_edges_in_both_directions() -> None:
     problem, choice = Problem(costs, edges), [1, 2, 0]
     base = evaluate(problem, choice).objective
     expected = [evaluate(problem, [1, s, 0]).objective - base for s in range(3)]
-    assert switching_seconds(problem, choice, 1) == pytest.approx(expected)
+    assert switching_seconds(Sharing(problem, ()), choice, 1) == pytest.approx(expected)

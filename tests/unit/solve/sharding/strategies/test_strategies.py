@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -126,10 +127,45 @@ def test_values_that_regions_capture_are_replicated() -> None:
         assert strategy.operands[1].is_replicated
 
 
-def test_uneven_dimensions_are_not_split() -> None:
-    op = elementwise("add", (6, 8), (0, 1), 2)
-    layouts = {s.results[0].dims for s in strategies_of(op, (f32(6, 8),) * 2, (f32(6, 8),), LINE)}
-    assert layouts == {((), ()), ((), ("x",))}
+def test_uneven_dimensions_are_split_with_little_padding() -> None:
+    """Six over four would be tiles of two with a device without work, nine over four tiles of three
+    with three elements of padding; five over four are too short."""
+    for extent, splits in ((6, True), (9, True), (5, False), (3, False)):
+        op = elementwise("add", (extent, 8), (0, 1), 2)
+        found = {
+            s.results[0].dims
+            for s in strategies_of(op, (f32(extent, 8),) * 2, (f32(extent, 8),), LINE)
+        }
+        assert found == {((), ()), ((), ("x",)), *((("x",), ()) for _ in range(splits))}
+
+
+def test_padding_is_paid_for() -> None:
+    """A tile of nine rows over four has three of them, as one of twelve."""
+    costs = []
+    for rows in (9, 12):
+        op = replace(elementwise("add", (rows, 8), (0, 1), 2), flops=rows * 8.0)
+        strategies = strategies_of(op, (f32(rows, 8),) * 2, (f32(rows, 8),), LINE)
+        costs.append(next(s for s in strategies if s.results[0].dims == (("x",), ())).seconds)
+    assert costs[0] == pytest.approx(costs[1])
+
+
+def test_an_uneven_dimension_of_several_factors_stays_whole() -> None:
+    """Ten rows of three over four are tiles of three rows, the thirty elements tiles of eight."""
+    rows = FactorRule((10, 3), ((((0,), (1,))),), (((0, 1),),))
+    op = Op("reshape", (0,), (1,), rows)
+    [whole] = strategies_of(op, (f32(10, 3),), (f32(30),), LINE)
+    assert whole.results[0].is_replicated
+
+
+def test_only_even_dimensions_are_scattered() -> None:
+    sizes = {"i": 10, "j": 8, "k": 8}
+    op = Op("dot_general", (0, 1), (2,), rule("ik,kj->ij", sizes, reduction="k"), "add")
+    scattered = {
+        s.results[0].dims
+        for s in strategies_of(op, (f32(10, 8), f32(8, 8)), (f32(10, 8),), LINE)
+        if s.reduced
+    }
+    assert scattered == {((), ()), ((), ("x",))}
 
 
 def test_axes_of_size_one_split_nothing() -> None:
@@ -137,7 +173,7 @@ def test_axes_of_size_one_split_nothing() -> None:
     assert {
         axis for s in dot_strategies(mesh) for sharding in s.results for axis in sharding.axes
     } == {"y"}
-    assert all_shardings(mesh, (3, 4)) == (REPLICATED, Sharding(((), ("y",))))
+    assert all_shardings(mesh, (1, 4)) == (REPLICATED, Sharding(((), ("y",))))
 
 
 def test_split_work_is_cheaper() -> None:

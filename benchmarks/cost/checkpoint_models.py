@@ -1,4 +1,5 @@
-"""Losses with `jax.checkpoint` in the ways that people use it, on a small model of two blocks."""
+"""Programs with `jax.checkpoint` in the ways that people use it: losses of a small model of two
+blocks, and steps of the example GPT."""
 
 from __future__ import annotations
 
@@ -17,21 +18,21 @@ Loss = Callable[[Params, jax.Array, jax.Array], jax.Array]
 ROWS, LENGTH, WIDTH = 8, 4, 8
 
 
-def init_params() -> Params:
+def init_params(width: int = WIDTH) -> Params:
     names = ("up", "down", "query", "key", "value", "out")
     keys = jax.random.split(jax.random.key(0), 3)
     blocks = [
         {
-            name: jax.random.normal(k, (WIDTH, WIDTH)) / 4
+            name: jax.random.normal(k, (width, width)) / 4
             for name, k in zip(names, each, strict=True)
         }
         for each in (jax.random.split(key, len(names)) for key in keys[:2])
     ]
-    return {"blocks": blocks, "head": jax.random.normal(keys[2], (WIDTH, WIDTH)) / 4}
+    return {"blocks": blocks, "head": jax.random.normal(keys[2], (width, width)) / 4}
 
 
-def batch() -> jax.Array:
-    return jax.random.normal(jax.random.key(1), (ROWS, LENGTH, WIDTH))
+def batch(rows: int = ROWS, length: int = LENGTH, width: int = WIDTH) -> jax.Array:
+    return jax.random.normal(jax.random.key(1), (rows, length, width))
 
 
 def mlp(p: Params, x: jax.Array) -> jax.Array:
@@ -41,8 +42,9 @@ def mlp(p: Params, x: jax.Array) -> jax.Array:
 
 def attention(p: Params, x: jax.Array) -> jax.Array:
     query, key, value = (x @ p[name] for name in ("query", "key", "value"))
-    scores = jnp.einsum("bqd,bkd->bqk", query, key) / WIDTH**0.5
-    mask = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
+    _, length, width = x.shape
+    scores = jnp.einsum("bqd,bkd->bqk", query, key) / width**0.5
+    mask = jnp.tril(jnp.ones((length, length), bool))
     weights = jax.nn.softmax(jnp.where(mask, scores, -1e9), axis=-1)
     return x + jnp.einsum("bqk,bkd->bqd", weights, value) @ p["out"]
 
@@ -137,10 +139,12 @@ clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -1e-3, 1e-3),))
 
 
 POLICIES = jax.checkpoint_policies
-_POLICY = {
-    "checkpoint_dots": POLICIES.checkpoint_dots,
-    "nothing_saveable": POLICIES.nothing_saveable,
-}
+GPT_POLICIES = (
+    "everything_saveable",
+    "checkpoint_dots",
+    "checkpoint_dots_with_no_batch_dims",
+    "nothing_saveable",
+)
 LOSSES: dict[str, Loss] = {
     "plain": in_blocks(jax.checkpoint(mlp)),
     "nothing_saveable": in_blocks(jax.checkpoint(mlp, policy=POLICIES.nothing_saveable)),
@@ -176,21 +180,31 @@ def make_step(loss: Loss) -> Callable[..., tuple[Params, jax.Array]]:
 
 
 def gpt_step(
-    config: gpt.Config, rows: int, policy: str
+    config: gpt.Config,
+    rows: int,
+    policy: str,
+    *,
+    is_scanned: bool = False,
+    prevent_cse: bool = True,
 ) -> tuple[gpt.Params, jax.Array, Callable[..., tuple[gpt.Params, jax.Array]]]:
     """Weights, tokens and a step of gradient descent of the example GPT, whose blocks are
-    checkpointed under `policy`, or are not ("none")."""
+    checkpointed under `policy`, or are not ("none"), and stand in a scan, or one by one."""
 
     def block(x: jax.Array, p: gpt.Params) -> jax.Array:
         x = x + gpt._attention(gpt._norm(x, p["norm1"]), p, config)
         return x + jax.nn.gelu(gpt._norm(x, p["norm2"]) @ p["up"]) @ p["down"]
 
-    wrapped = block if policy == "none" else jax.checkpoint(block, policy=_POLICY[policy])
+    wrapped = block
+    if policy != "none":
+        wrapped = jax.checkpoint(block, policy=getattr(POLICIES, policy), prevent_cse=prevent_cse)
 
     def loss(p: gpt.Params, tokens: jax.Array) -> jax.Array:
         x = p["embed"][tokens[:, :-1]] + p["position"]
-        for each in p["blocks"]:
-            x = wrapped(x, each)
+        if is_scanned:
+            x, _ = jax.lax.scan(lambda x, each: (wrapped(x, each), None), x, p["blocks"])
+        else:
+            for each in p["blocks"]:
+                x = wrapped(x, each)
         logits = jax.nn.log_softmax(gpt._norm(x, p["norm"]) @ p["embed"].T)
         return -jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1).mean()
 
@@ -199,4 +213,7 @@ def gpt_step(
         return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
 
     tokens = jax.random.randint(jax.random.key(1), (rows, config.length + 1), 0, config.vocab)
-    return gpt.init_params(config, jax.random.key(0)), tokens, step
+    params = gpt.init_params(config, jax.random.key(0))
+    if is_scanned:
+        params["blocks"] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["blocks"])
+    return params, tokens, step

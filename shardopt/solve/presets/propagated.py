@@ -1,5 +1,8 @@
-"""Shardy's propagation as a preset: the shardings it gave every tensor, or the nearest ones of our
+"""Propagation as a preset: the shardings it gave every tensor, or the nearest ones of our
 strategies.
+
+* `shardy`: Shardy's own, from the user's annotations or a split batch.
+* `heuristic`: GSPMD's, from inputs that are all split along their largest dimension.
 
 Shardy (openxla.org/shardy) spreads the shardings of arguments through the factors of its rules,
 without a cost model. Where its choice for a tensor is none that a strategy makes (an uneven
@@ -9,12 +12,15 @@ of it is taken."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from math import prod
 
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.solve.presets.base import InputKinds, Restriction, tiles
+from shardopt.solve.presets.base import InputKinds, Restriction, split_longest, tiles
+from shardopt.solve.presets.propagation import propagate
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.strategies.strategies import live_axes
 from shardopt.support.errors import UserError
 
 
@@ -24,16 +30,51 @@ def shardy(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
             "preset 'shardy' reads what Shardy propagates: expected its shardings of the "
             "graph, found none"
         )
-    # A result that replaces an argument has to lie as the argument does, whatever Shardy made of
-    # it.
+    return as_propagated(tables, input_kinds)
+
+
+def heuristic(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    """Alpa's (arXiv 2201.12023, section 8.3): the largest dimension of every input is split, and
+    what that makes of the rest is propagated."""
+    mesh, tensors = tables.mesh, tables.graph.tensors
+    seeds = {
+        tensor: split_longest(mesh, tensors[tensor].shape, live_axes(mesh))
+        for tensor in tables.graph.inputs
+        if tensors[tensor].shape
+    }
+    return as_propagated(
+        tables, replace(input_kinds, propagated=propagate(tables.graph, mesh, seeds))
+    )
+
+
+def as_propagated(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    """Every tensor as near to its propagated sharding as a strategy makes it."""
+    # A result that replaces an argument has to lie as the argument does, whatever was made of it.
     replacing = {second for _, second in input_kinds.tied}
     chosen = {
-        tensor: nearest(tables.mesh, sharding, tables.column(tensor).distinct)
+        tensor: nearest(tables.mesh, sharding, _possible(tables, tensor))
         for tensor, sharding in sorted(input_kinds.propagated.items())
         if tensor not in tables.cheap_to_clone
     }
     fixed = {tensor: sharding for tensor, sharding in chosen.items() if tensor not in replacing}
-    return Restriction(fixed, _without_resharding(tables, chosen))
+    return Restriction(fixed, _without_resharding(tables, fixed))
+
+
+def _possible(tables: IntraOpTables, tensor: int) -> Sequence[Sharding]:
+    """The shardings that the user leaves a tensor, and that are not only made of terms: all, where
+    those are none."""
+    constraints, op = tables.constraints, tables.producers[tensor]
+    choices = tables.column(tensor).distinct
+    if op >= 0:
+        place = tables.graph.ops[op].results.index(tensor)
+        made = (
+            each.results[place]
+            for each in tables.ops[op].strategies
+            if constraints.permits(op, each) and not any(o.unreduced for o in each.operands)
+        )
+        choices = tuple(dict.fromkeys(made)) or choices
+    demanded = constraints.allowed.get(tensor, choices)
+    return [sharding for sharding in choices if sharding in demanded] or choices
 
 
 def _without_resharding(

@@ -1,0 +1,121 @@
+"""What a framework does that rows of measurements leave out: which kernels it has for attention,
+whether it drops activations out, and whether collectives run beside computing.
+
+Rates of fused attention are those that publications measured on the kernels alone, none follows
+from a row. Shares are those of the longest sequence that was measured; `fill` is what sequences of
+512, 1024, 2048 and 4096 tokens take more than it, in keys, in the mean."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from shardopt.hardware.cluster import AttentionRate, KernelRates
+from shardopt.measured.rows import Row
+from shardopt.measured.unstated import InexpressibleRow
+from shardopt.models.computing import Recomputed
+
+# FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, on an H100 SXM5 of 989 TFLOP/s: forward with
+# a causal mask, backward without, 512 to 16384 tokens, heads of 64 and of 128 numbers.
+_CUDNN_ON_HOPPER = (
+    AttentionRate(64, 0.392, 0.438, 103, 231),
+    AttentionRate(128, 0.545, 0.522, 72, 256),
+)
+_FLASH2_ON_HOPPER = (
+    AttentionRate(64, 0.302, 0.294, 81, 214),
+    AttentionRate(128, 0.339, 0.326, 79, 220),
+)
+# FlashAttention-2 (arXiv 2307.08691), section 4.1: up to 73 % of an A100's peak forward and 63 %
+# backward with heads of 128; with a causal mask, with heads of 64, and for short sequences as much
+# less as the same kernels lose on the H100.
+_FLASH2_ON_AMPERE = (
+    AttentionRate(64, 0.59, 0.57, 81, 214),
+    AttentionRate(128, 0.66, 0.63, 79, 220),
+)
+# The same paper, abstract: the first FlashAttention reaches 25 to 40 % of an A100, which is taken
+# for short and long sequences with heads of 128; with heads of 64 as much less as above.
+_FLASH1_ON_AMPERE = (
+    AttentionRate(64, 0.36, 0.36, 81, 214),
+    AttentionRate(128, 0.40, 0.40, 79, 220),
+)
+
+
+@dataclass(frozen=True)
+class Framework:
+    """`attention` is the library whose kernels compute attention, empty where programs write its
+    scores; `merges` says that a compiler makes one kernel of those over the same elements, `drops`
+    that activations are dropped out with probability 0.1, in attention and before each residual;
+    `overlaps` that collectives run beside computing, None where that is up to the row and the
+    machine. `selective` is what "selective" recomputation without more means."""
+
+    attention: str = ""
+    merges: bool = True
+    drops: bool = False
+    overlaps: bool | None = None
+    selective: Recomputed = "attention"
+
+
+_UNKNOWN = Framework()
+# The first pattern found in the source decides; with, in order, where what is said is from.
+_FRAMEWORKS = (
+    # Transformer Engine is the default implementation, and takes cuDNN's attention.
+    (r"megatron-lm readme|megatron.core", Framework("cudnn")),
+    # arguments.py: --attention-dropout and --hidden-dropout are 0.1 unless a run says otherwise.
+    (r"narayanan|megatron|korthikanti|vtrain", Framework(merges=False, drops=True)),
+    # scripts/train/benchmarking/submit_benchmarks.py: attn_impl is triton, FlashAttention as of
+    # flash-attn 1.0.3 has it (A100). FSDP gathers ahead and reduces behind (arXiv 2304.11277,
+    # section 3.3).
+    (r"llm-foundry|mosaicml", Framework("flash", merges=False, overlaps=True)),
+    # scaled_dot_product_attention; llama3_8b.toml: selective_ac_option is "op".
+    (
+        r"torchtitan",
+        Framework("flash-2", overlaps=True, selective="all-but-products"),
+    ),
+    # configs/v5e/*.sh: attention='flash'.
+    (r"maxtext|tpu-recipes", Framework("tpu")),
+    # rosetta/projects/pax: XLA's latency-hiding scheduler and asynchronous collectives.
+    (r"jax-toolbox", Framework(overlaps=True)),
+)
+# By library and preset of the device.
+_RATES = {
+    ("cudnn", "h100-sxm"): _CUDNN_ON_HOPPER,
+    ("cudnn", "h200"): _CUDNN_ON_HOPPER,
+    ("cudnn", "gh200"): _CUDNN_ON_HOPPER,
+    ("flash", "dgx-a100"): _FLASH1_ON_AMPERE,
+    ("flash", "h100-sxm"): _FLASH2_ON_HOPPER,
+    ("flash-2", "h100-sxm"): _FLASH2_ON_HOPPER,
+    ("flash-2", "h200"): _FLASH2_ON_HOPPER,
+    ("flash-2", "gh200"): _FLASH2_ON_HOPPER,
+    ("flash-2", "dgx-a100"): _FLASH2_ON_AMPERE,
+}
+_LIBRARIES = sorted({library for library, _ in _RATES} | {"tpu", "none"})
+
+
+def framework_of(row: Row) -> Framework:
+    """By the column `attention` where the row states it, else by the framework that its source
+    names. Raises InexpressibleRow for a library that is not known."""
+    named = next(
+        (each for found, each in _FRAMEWORKS if re.search(found, row.source.lower())), None
+    )
+    framework = named or _UNKNOWN
+    library = row.attention.lower()
+    if not library:
+        return framework
+    if library not in _LIBRARIES:
+        raise InexpressibleRow(
+            f"attention '{row.attention}' is none of {', '.join(_LIBRARIES)}, or empty"
+        )
+    plain = "" if library == "none" else library
+    return replace(framework, attention=plain)
+
+
+def attention_rates(
+    library: str, preset: str, kernels: KernelRates | None
+) -> tuple[AttentionRate, ...] | None:
+    """Of a library on the device of a preset; None where it writes scores, or where nothing was
+    published. What TPUs reach in attention was not found: as if softmax passed behind products, it
+    is what their products reach."""
+    if library == "tpu" and kernels is not None:
+        share = kernels.products.get("bf16", kernels.products["f32"])
+        return (AttentionRate(128, share, share, 0.0, 0.0),)
+    return _RATES.get((library, preset))

@@ -1,0 +1,76 @@
+"""Bring regions that are written for one device (`jax.shard_map`) into the form in which they pass
+through planning as fixed islands.
+
+Runs before the annotations are read, which erases meshes. Afterwards each region has its mesh in
+its own attributes, closed shardings along manual axes only, and constraints inside of it are gone:
+along axes that are not manual it is computed in full on every device.
+
+    sdy.mesh @mesh = <["x"=2, "y"=2]>
+    %0 = sdy.manual_computation(%a) in_shardings=[<@mesh, [{"x", ?}, {?}]>] … manual_axes={"x"} …
+ =>
+    %0 = sdy.manual_computation(%a) in_shardings=[<mesh<["x"=2, "y"=2]>, [{"x"}, {}]>] …
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+
+from shardopt.dialect.manual import MANUAL, ManualRegion, manual_shardings, mesh_names, write_region
+from shardopt.extract.op_graph import free_values
+from shardopt.ir.rewriting import operations
+from shardopt.passes.base import Pass, PassContext
+
+_CONSTRAINT = "sdy.sharding_constraint"
+
+
+@dataclass(frozen=True)
+class ReadManualRegions(Pass):
+    """See the head of the file."""
+
+    name = "shardopt-read-manual-regions"
+    summary = "let code that is written for one device pass through planning as it is"
+
+    def run(self, module: ir.Module, pm: PassContext) -> None:
+        meshes = {
+            ir.StringAttr(op.attributes["sym_name"]).value: op.attributes["mesh"]
+            for op in operations(module.operation, ("sdy.mesh",))
+        }
+        regions = operations(module.operation, (MANUAL,))
+        for op in regions:
+            _read(op, meshes, pm)
+        pm.statistic("manual regions", len(regions))
+
+
+def _read(op: ir.Operation, meshes: dict[str, ir.Attribute], pm: PassContext) -> None:
+    if free_values(op):
+        raise pm.error(op, f"expected '{MANUAL}' to read nothing but its operands")
+    if operations(op, (MANUAL,))[1:]:
+        raise pm.error(op, f"expected no '{MANUAL}' inside of another one")
+    named = {str(each): each for each in mesh_names(op)}
+    if len(named) != 1:
+        raise pm.error(
+            op, f"expected '{MANUAL}' to name one mesh, found {', '.join(named) or 'none'}"
+        )
+    [(text, mesh)] = named.items()
+    if text.startswith("@"):
+        name = ir.FlatSymbolRefAttr(mesh).value
+        if name not in meshes:
+            raise pm.error(op, f"mesh '@{name}' of '{MANUAL}' does not exist")
+        mesh = meshes[name]
+    if list(sdy.MeshAttr(mesh).device_ids):
+        raise pm.error(op, f"expected the devices of the mesh of '{MANUAL}' in order, found {mesh}")
+    try:
+        operands, results = manual_shardings(op)
+    except ValueError as error:
+        raise pm.error(op, str(error)) from error
+    axes = [sdy.MeshAxisAttr(axis) for axis in sdy.MeshAttr(mesh).axes]
+    manual_text = str(op.attributes["manual_axes"])
+    manual = tuple(axis.name for axis in axes if f'"{axis.name}"' in manual_text)
+    sizes = tuple((axis.name, axis.size) for axis in axes)
+    for inner in operations(op, (_CONSTRAINT,)):
+        inner.results[0].replace_all_uses_with(inner.operands[0])
+        inner.erase()
+    write_region(op, mesh, ManualRegion(sizes, manual, tuple(operands), tuple(results)))

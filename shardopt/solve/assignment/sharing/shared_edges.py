@@ -1,0 +1,255 @@
+"""Edges whose costs are made of common parts.
+
+A value that many read is brought to each reader in steps. Readers whose ways begin alike share
+these steps, so the value with its readers `v_1 … v_R` costs the sum over the *arcs* that any of
+them uses, which is no sum over pairs of nodes. An arc is one step of the ways from one form of the
+value.
+
+*Shares* make pairs of it again: reader r pays `shares[r, a]` of arc a, and the shares of an arc add
+up to 1. Whatever the shares are, no assignment costs more than it does in truth; where every arc
+that is used is paid in full by those who use it, it costs just that."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from shardopt.solve.assignment.problem import Edge, Problem
+from shardopt.solve.assignment.search.symmetry import tie
+
+
+@dataclass(frozen=True, eq=False)
+class Arcs:
+    """The ways from a value to each of its readers; equal groups share one object.
+
+    `seconds` float64 `[A]`. `paths[r]` int64 `[S, T_r, L]` are the arcs of the ways to reader r,
+    filled up with A, and `missing[r]` bool `[S, T_r]` says where there is no way. `rows[r]` int64
+    `[k]` and `columns[r]` int64 `[k_r]` say which of the S and T_r the strategies of the source and
+    of the reader stand for."""
+
+    seconds: np.ndarray
+    paths: tuple[np.ndarray, ...]
+    missing: tuple[np.ndarray, ...]
+    rows: tuple[np.ndarray, ...]
+    columns: tuple[np.ndarray, ...]
+    _tables: dict[bytes, tuple[np.ndarray, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def usable(self) -> np.ndarray:
+        """Which reader can use which arc: bool `[R, A]`."""
+        usable = np.zeros((len(self.paths), len(self.seconds) + 1), dtype=bool)
+        for reader, path in enumerate(self.paths):
+            usable[reader, path.ravel()] = True
+        return usable[:, :-1]
+
+    @property
+    def is_shared(self) -> bool:
+        return bool((self.usable.sum(axis=0) > 1).any())
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of one answer of `tables`."""
+        return 8 * sum(
+            len(row) * len(column) for row, column in zip(self.rows, self.columns, strict=True)
+        )
+
+    def tables(self, shares: np.ndarray) -> tuple[np.ndarray, ...]:
+        """What each reader pays under `shares` `[R, A]`: float64 `[k, k_r]` each. Equal shares
+        give the very same arrays."""
+        key = shares.tobytes()
+        if key not in self._tables:
+            self._tables[key] = tuple(
+                self._table(reader, share) for reader, share in enumerate(shares)
+            )
+        return self._tables[key]
+
+    def forget(self) -> None:
+        """The tables given out are not needed again."""
+        self._tables.clear()
+
+    def _table(self, reader: int, share: np.ndarray) -> np.ndarray:
+        seconds = np.append(share * self.seconds, 0.0)[self.paths[reader]].sum(axis=2)
+        seconds[self.missing[reader]] = np.inf
+        return seconds[np.ix_(self.rows[reader], self.columns[reader])]
+
+
+@dataclass(frozen=True, eq=False)
+class SharedEdges:
+    """The edges `edges` of a problem, from `sources` to `readers`: nodes of one value, which has
+    several where it is handed on."""
+
+    arcs: Arcs
+    sources: tuple[int, ...]
+    readers: tuple[int, ...]
+    edges: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """All shared edges of `problem`, in which every reader pays all of its way."""
+
+    problem: Problem
+    groups: tuple[SharedEdges, ...]
+
+    @cached_property
+    def batches(self) -> tuple[_Batch, ...]:
+        equal = defaultdict[int, list[SharedEdges]](list)
+        for group in self.groups:
+            equal[id(group.arcs)].append(group)
+        return tuple(_Batch(tuple(groups)) for groups in equal.values())
+
+    def around(self, node: int) -> Sharing:
+        """With the groups alone that `node` takes part in."""
+        groups = (g for g in self.groups if node in g.sources or node in g.readers)
+        return Sharing(self.problem, tuple(groups))
+
+    def used(self, choice: Sequence[int]) -> list[np.ndarray]:
+        """Which arcs an assignment uses, for each of `batches`: bool `[G, R, A]`."""
+        at = np.array(choice, dtype=np.int64)
+        return [batch.used(at) for batch in self.batches]
+
+    def saved(self, used: Iterable[np.ndarray]) -> float:
+        """What `problem` charges an assignment too much."""
+        return float(
+            sum(
+                (np.maximum(each.sum(axis=1) - 1, 0) @ batch.arcs.seconds).sum()
+                for batch, each in zip(self.batches, used, strict=True)
+            )
+        )
+
+    def fair_shares(self, used: Iterable[np.ndarray]) -> list[np.ndarray]:
+        """Equal shares for those who use an arc, or could where nobody does: `[G, R, A]` for each
+        of `batches`. What the assignment with this use costs is its true cost then."""
+        shares = []
+        for batch, each in zip(self.batches, used, strict=True):
+            payers = np.where(each.any(axis=1, keepdims=True), each, batch.arcs.usable)
+            shares.append(payers / np.maximum(payers.sum(axis=1, keepdims=True), 1))
+        return shares
+
+    def joining_shares(self, used: Iterable[np.ndarray]) -> list[np.ndarray]:
+        """Prices, no shares, for those who look for better assignments near one with this use:
+        whoever joins the users of an arc pays as much as they do, and who opens another pays all of
+        it."""
+        shares = []
+        for batch, each in zip(self.batches, used, strict=True):
+            users = np.maximum(each.sum(axis=1, keepdims=True), 1)
+            shares.append(batch.arcs.usable / users)
+        return shares
+
+    def equal_shares(self) -> list[np.ndarray]:
+        """Equal shares for all who can use an arc: `[G, R, A]` for each of `batches`."""
+        return self.fair_shares(
+            [
+                np.zeros((len(batch.groups), *batch.arcs.usable.shape), dtype=bool)
+                for batch in self.batches
+            ]
+        )
+
+    def table_bytes(self, shares: Iterable[np.ndarray]) -> int:
+        """Bytes of the distinct tables that the problem priced so has in place of shared edges."""
+        return sum(
+            len({share.tobytes() for share in each}) * batch.arcs.table_bytes
+            for batch, each in zip(self.batches, shares, strict=True)
+        )
+
+    def priced(self, shares: Iterable[np.ndarray]) -> Problem:
+        """The problem in which readers pay these shares: no assignment costs more than it truly
+        does."""
+        edges = list(self.problem.edges)
+        for batch, each in zip(self.batches, shares, strict=True):
+            for group, share in zip(batch.groups, each, strict=True):
+                tables = batch.arcs.tables(share)
+                for number, table in zip(group.edges, tables, strict=True):
+                    edges[number] = replace(edges[number], cost=table)
+        return replace(self.problem, edges=tuple(edges))
+
+    def tied(self, colours: np.ndarray) -> TiedSharing:
+        """Nodes of one colour get one strategy. Costs, and groups of equal arcs between the same
+        colours, add up."""
+        inside = {edge for group in self.groups for edge in group.edges}
+        private = tuple(e for number, e in enumerate(self.problem.edges) if number not in inside)
+        rest = tie(replace(self.problem, edges=private), colours)
+        edges, groups, scaled = list(rest.edges), [], dict[tuple[int, int], Arcs]()
+        keys = [
+            (id(group.arcs), *colours[[*group.sources, *group.readers]].tolist())
+            for group in self.groups
+        ]
+        counts = Counter(keys)
+        number = {key: place for place, key in enumerate(counts)}
+        first = dict(zip(reversed(keys), reversed(self.groups), strict=True))
+        for key, count in counts.items():
+            arcs = first[key].arcs
+            if (id(arcs), count) not in scaled:
+                scaled[id(arcs), count] = replace(arcs, seconds=arcs.seconds * count, _tables={})
+            arcs, half = scaled[id(arcs), count], (len(key) + 1) // 2
+            sources, readers = key[1:half], key[half:]
+            places = tuple(range(len(edges), len(edges) + len(readers)))
+            tables = arcs.tables(arcs.usable.astype(float))
+            edges += map(Edge, sources, readers, tables)
+            groups.append(SharedEdges(arcs, sources, readers, places))
+        sharing = Sharing(replace(rest, edges=tuple(edges)), tuple(groups))
+        return TiedSharing(sharing, colours, tuple(number[key] for key in keys))
+
+    def by_group(self, shares: Iterable[np.ndarray]) -> list[np.ndarray]:
+        """Of `[G, R, A]` for each batch, `[R, A]` for each group."""
+        of = {
+            id(group): share
+            for batch, each in zip(self.batches, shares, strict=True)
+            for group, share in zip(batch.groups, each, strict=True)
+        }
+        return [of[id(group)] for group in self.groups]
+
+    def by_batch(self, shares: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The inverse of `by_group`."""
+        of = dict(zip(map(id, self.groups), shares, strict=True))
+        return [np.stack([of[id(group)] for group in batch.groups]) for batch in self.batches]
+
+
+@dataclass(frozen=True, eq=False)
+class TiedSharing:
+    """Node n of the original is node `colours[n]` of `sharing`, and its group g is group
+    `groups[g]`."""
+
+    sharing: Sharing
+    colours: np.ndarray
+    groups: tuple[int, ...]
+
+    def spread(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """The assignment of the original that belongs to one of the tied problem."""
+        return tuple(np.asarray(choice, dtype=np.int64)[self.colours].tolist())
+
+    def spread_shares(self, shares: Iterable[np.ndarray], whole: Sharing) -> list[np.ndarray]:
+        """The shares of the original, for each of its batches."""
+        tied = self.sharing.by_group(shares)
+        return whole.by_batch([tied[group] for group in self.groups])
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Groups of equal arcs."""
+
+    groups: tuple[SharedEdges, ...]
+
+    @property
+    def arcs(self) -> Arcs:
+        return self.groups[0].arcs
+
+    @cached_property
+    def _nodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sources and readers: `[G, R]` each."""
+        sources = np.array([group.sources for group in self.groups], dtype=np.int64)
+        return sources, np.array([group.readers for group in self.groups], dtype=np.int64)
+
+    def used(self, choice: np.ndarray) -> np.ndarray:
+        arcs, (sources, readers) = self.arcs, self._nodes
+        used = np.zeros((*readers.shape, len(arcs.seconds) + 1), dtype=bool)
+        every = np.arange(len(readers))[:, None]
+        for reader, path in enumerate(arcs.paths):
+            rows = arcs.rows[reader][choice[sources[:, reader]]]
+            columns = arcs.columns[reader][choice[readers[:, reader]]]
+            used[every, reader, path[rows, columns]] = True
+        return used[:, :, :-1]

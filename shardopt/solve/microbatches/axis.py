@@ -1,0 +1,130 @@
+"""What the time axis says of tensors and operations: the words of `time_axis`, `region_axis` and
+`time_plan`.
+
+A tensor is of one of four kinds:
+
+* CONST: does not depend on the batch; it may still have the batch's extent (a mask, random bits)
+  and is then sliced;
+* BATCHED: one dimension carries the batch (its `Split`); if the op has no cut, it runs on the full
+  batch before the loop, and its result is sliced;
+* PARTIAL: a contraction over the batch; every microbatch contributes one term, combined by
+  `reducer`;
+* WHOLE: depends on the complete batch, so it exists only after the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from shardopt.graph.microbatching import Cut, Splat, Split
+from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.support.errors import UserError
+
+# What the sum and its like begin with: other start values would be counted once per microbatch.
+NEUTRAL = {"add": 0, "multiply": 1, "xor": 0}
+IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
+# Of these, what one microbatch has tells nothing of the whole batch.
+WITHOUT_ESTIMATE = frozenset({"multiply", "xor"})
+
+
+class AxisKind(Enum):
+    CONST = "const"
+    BATCHED = "batched"
+    PARTIAL = "partial"
+    WHOLE = "whole"
+
+
+@dataclass(frozen=True)
+class State:
+    kind: AxisKind
+    split: Split | None = None
+    reducer: str = ""
+    light: bool = True
+
+
+class Mixing(Enum):
+    """How rows of the batch meet where a way around it is known."""
+
+    PAIRS = "pairs"
+    MOVES = "moves"
+    DECIDES = "decides"
+    OTHER = "other"
+
+
+class CouplingError(UserError):
+    """`op` (index) mixes microbatches; `origin` is the op that made the accumulated value it needs,
+    or None; `reader` an op of the model that needs what it makes, where one is known.
+
+    In a loop or branch `regions` lead to the graph of `op`: (op, number of its region), the
+    outermost first; those up to `origin_depth` lead to that of `origin`. `needs` is the accumulated
+    value, where that comes from outside of the graph of `op`."""
+
+    def __init__(
+        self,
+        message: str,
+        op: int,
+        origin: int | None = None,
+        needs: int | None = None,
+        mixing: Mixing = Mixing.OTHER,
+    ) -> None:
+        super().__init__(message)
+        self.op = op
+        self.mixing = mixing
+        self.origin = origin
+        self.needs = needs
+        self.reader: int | None = None
+        self.regions: tuple[tuple[int, int], ...] = ()
+        self.origin_depth = 0
+
+    def enter(self, op: int, region: int) -> None:
+        """Say that all of it stands in a region of `op`."""
+        self.regions = ((op, region), *self.regions)
+        self.origin_depth += 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is split and how.
+
+    `splits` gives the batch dimension of each batch input; `weights` are the inputs no full-batch
+    computation may read; `splats` the constants whose elements are all equal; `cheap` the loops and
+    branches (by index) without products of matrices."""
+
+    num_microbatches: int
+    splits: Mapping[int, Split]
+    weights: frozenset[int] = frozenset()
+    splats: Mapping[int, Splat] | None = None
+    per_microbatch: bool = False
+    cheap: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class TimeAxis:
+    """The kind of every tensor, the factor that carries the batch of every op, and the accepted
+    couplings.
+
+    `terms` gives, for an op that computes on the terms of an accumulation, the operands it reads
+    so; `regions`, for loops and branches that carry the batch, what is inside of them."""
+
+    graph: OpGraph
+    batch: Batch
+    states: tuple[State, ...]
+    cuts: tuple[Cut | None, ...]
+    couplings: tuple[int, ...]
+    terms: Mapping[int, frozenset[int]]
+    regions: Mapping[int, RegionAxis]
+
+    def op_state(self, op: Op) -> State:
+        """Results of one op are of one kind, but for those in `regions`."""
+        return self.states[op.results[0]]
+
+
+@dataclass(frozen=True)
+class RegionAxis:
+    """A loop or branch that carries the batch: the states of its operands as its regions see them,
+    those of its results, and the axis of each region."""
+
+    operands: tuple[State, ...]
+    results: tuple[State, ...]
+    axes: tuple[TimeAxis, ...]
