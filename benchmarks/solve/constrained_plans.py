@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph, Tensor
 from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.solve.sharding.intra_op.builder import ImpossibleSharding
 from shardopt.solve.sharding.intra_op.problem import (
-    ImpossibleSharding,
     IntraOpProblem,
     build_problem,
 )

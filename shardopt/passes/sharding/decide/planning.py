@@ -29,8 +29,8 @@ from shardopt.planfile.plan_file import load_plan_file
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.presets.presets import restrict
 from shardopt.solve.sharding.budget.search import Fit, fit
+from shardopt.solve.sharding.intra_op.builder import ImpossibleSharding
 from shardopt.solve.sharding.intra_op.problem import (
-    ImpossibleSharding,
     IntraOpProblem,
     IntraOpTables,
 )

@@ -25,7 +25,7 @@ from time import monotonic
 import numpy as np
 
 from shardopt.solve.assignment.exact.marginal_ilp import OPTIMAL_GAP
-from shardopt.solve.assignment.problem import Problem, Solution, Statistic, evaluate, relative_gap
+from shardopt.solve.assignment.problem import Problem, Solution, Statistic, relative_gap
 from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.repeated_layers import is_large
 from shardopt.solve.assignment.search.sharding_ilp import improve
@@ -131,11 +131,10 @@ class _Ascent:
         return self.offer_choice(solution.choice)
 
     def offer_choice(self, choice: tuple[int, ...]) -> list[np.ndarray]:
-        used = self.sharing.used(choice)
-        objective = evaluate(self.sharing.problem, choice).objective - self.sharing.saved(used)
+        objective = self.sharing.seconds(choice)
         if objective < self.objective:
             self.choice, self.objective = choice, objective
-        return used
+        return self.sharing.used(choice)
 
     def solved(self, problem: Problem, start: Sequence[int] | None) -> Solution:
         # Half of the gap for the solve, half for the prices.

@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from shardopt.solve.assignment.problem import Edge, Problem
+from shardopt.solve.assignment.problem import Edge, Problem, evaluate
 from shardopt.solve.assignment.search.symmetry import tie
 
 
@@ -120,6 +120,10 @@ class Sharing:
                 for batch, each in zip(self.batches, used, strict=True)
             )
         )
+
+    def seconds(self, choice: Sequence[int]) -> float:
+        """What an assignment truly costs; inf if it is forbidden."""
+        return evaluate(self.problem, choice).objective - self.saved(self.used(choice))
 
     def fair_shares(self, used: Iterable[np.ndarray]) -> list[np.ndarray]:
         """Equal shares for those who use an arc, or could where nobody does: `[G, R, A]` for each

@@ -21,7 +21,7 @@ from time import monotonic
 
 import numpy as np
 
-from shardopt.solve.assignment.problem import Problem, Solution, Status, relative_gap
+from shardopt.solve.assignment.problem import Solution, Status, relative_gap
 from shardopt.solve.assignment.search.limits import (
     DEFAULT_WORK_SECONDS,
     WORK_PER_SECOND,
@@ -133,7 +133,7 @@ class _Search:
             problem = model.problem(inner, copies)
             start = greedy_start(model, problem, copies, shardings)
             # The start may fit as it is, and is there even where the solver finds nothing.
-            self._offer(model, problem, start, number)
+            self._offer(model, start, number)
             left = None if deadline is None else max(deadline - monotonic(), 1.0)
             solution = solve(
                 problem,
@@ -151,7 +151,7 @@ class _Search:
             if not solution.choice:
                 break
             shardings = solution.choice
-            plan = self._offer(model, problem, solution.choice, number)
+            plan = self._offer(model, solution.choice, number)
             if late:
                 break
             if plan.peak_bytes <= self.limit:
@@ -185,9 +185,7 @@ class _Search:
         used = sharing.used(solution.choice[: self.problem.problem.num_nodes])
         return moved_shares(sharing, shares, used, objective - solution.bound)
 
-    def _offer(
-        self, model: BudgetModel, problem: Problem, choice: tuple[int, ...], number: int
-    ) -> IntraOpPlan:
+    def _offer(self, model: BudgetModel, choice: tuple[int, ...], number: int) -> IntraOpPlan:
         """The plan of a choice, which is kept if it fits and is cheaper than what was found
         before."""
         solution = Solution(

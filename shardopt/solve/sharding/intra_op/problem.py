@@ -18,7 +18,7 @@ the module costs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from math import fsum
@@ -30,12 +30,14 @@ from shardopt.graph.residency import Residency
 from shardopt.graph.windows import is_far
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
+from shardopt.solve.assignment.problem import Problem, Solution
 from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.restriction import solve_in_steps
 from shardopt.solve.assignment.sharing.price_splitting import solve_shared
 from shardopt.solve.assignment.sharing.shared_edges import SharedEdges, Sharing
 from shardopt.solve.sharding.compilers.compiler import execution_of
+from shardopt.solve.sharding.intra_op.builder import ProblemBuilder
+from shardopt.solve.sharding.intra_op.cheap_to_clone import find_cheap_to_clone
 from shardopt.solve.sharding.intra_op.communication import find_communication
 from shardopt.solve.sharding.intra_op.copies import copies_after_others, find_copies
 from shardopt.solve.sharding.intra_op.lifetimes import (
@@ -53,11 +55,10 @@ from shardopt.solve.sharding.kernels.fusion import Fusion
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, kernel_accesses
 from shardopt.solve.sharding.kernels.merged_kernels import find_kernels
 from shardopt.solve.sharding.strategies.constraints import Constraints
-from shardopt.solve.sharding.strategies.factors import is_opaque
 from shardopt.solve.sharding.strategies.layouts import Column
 from shardopt.solve.sharding.strategies.linear import REDUCED, Linear
 from shardopt.solve.sharding.strategies.simpler import NodeColumns, simpler_masks
-from shardopt.solve.sharding.strategies.strategies import Strategy, is_cheap_to_clone
+from shardopt.solve.sharding.strategies.strategies import Strategy
 from shardopt.solve.sharding.strategies.tables import OpStrategies, StrategyTables
 from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
@@ -65,18 +66,6 @@ from shardopt.support.spans import timed
 Tied = Iterable[tuple[int, int]]
 
 UNCONSTRAINED = Constraints()
-
-
-class ImpossibleSharding(UserError):
-    """A sharding was asked for that no strategy gives; `op` makes the value, or it is an input."""
-
-    def __init__(self, message: str, op: int | None) -> None:
-        super().__init__(message)
-        self.op = op
-
-
-# Shardings named in the error about one that is impossible.
-_MAX_LISTED = 8
 
 
 def build_problem(
@@ -94,19 +83,6 @@ def build_problem(
     return tables.problem(
         fixed=fixed, allowed=allowed, tied=tied, memory_limit_bytes=memory_limit_bytes
     )
-
-
-def find_cheap_to_clone(graph: OpGraph) -> frozenset[int]:
-    """Tensors that each reader gets in the sharding it wants: no edge ties it to the others. What
-    leaves the graph, goes through a barrier or may be captured by regions is excluded, as it has to
-    be one value."""
-    made = {
-        op.results[0]
-        for op in graph.ops
-        if is_cheap_to_clone(op, tuple(graph.tensors[t] for t in op.operands))
-    }
-    captured = (op.operands for op in graph.ops if is_opaque(op))
-    return frozenset(made.difference(graph.outputs, graph.fenced, *captured))
 
 
 class IntraOpTables:
@@ -234,7 +210,7 @@ class IntraOpTables:
         # What is demanded of a value, or ties it to another, must hold for all of its readers.
         pinned = {*fixed, *self.constraints.allowed, *(tensor for pair in tied for tensor in pair)}
         ops = tuple(range(len(self.graph.ops))) if ops is None else tuple(sorted(ops))
-        builder = _Builder(self, ops, self.cheap_to_clone - pinned)
+        builder = ProblemBuilder(self, ops, self.cheap_to_clone - pinned)
         # The whole graph holds inputs that nobody reads as well, a part only what it reads.
         builder.add_nodes(self.graph.inputs if len(ops) == len(self.graph.ops) else ())
         builder.add_edges()
@@ -244,7 +220,34 @@ class IntraOpTables:
         builder.limit({tensor: (sharding,) for tensor, sharding in fixed.items()})
         builder.allow(self._permitted())
         builder.allow(allowed or {})
-        return builder.finish(memory_limit_bytes, residency or Residency())
+        return self._finished(builder, memory_limit_bytes, residency or Residency())
+
+    def _finished(
+        self, builder: ProblemBuilder, limit: int | None, residency: Residency
+    ) -> IntraOpProblem:
+        execution = self.execution
+        inside = set(builder.ops)
+        order = tuple(op for op in execution.order if op in inside)
+        lives = Lifetimes(
+            self.graph, execution, order, builder.inputs, builder.aliases, residency
+        ).all()
+        usages = None if limit is None else builder.usages(lives)
+        problem = Problem(
+            tuple(builder.costs), tuple(builder.edges), usages, limit, len(builder.ops)
+        )
+        return IntraOpProblem(
+            tables=self,
+            ops=builder.ops,
+            inputs=tuple(builder.inputs),
+            columns=builder.columns,
+            cheap_to_clone=builder.cheap_to_clone,
+            lifetimes=lives,
+            problem=problem,
+            groups=tuple(builder.groups),
+            node_of=builder.node_of,
+            order=order,
+            aliases=builder.aliases,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,15 +272,14 @@ class IntraOpProblem:
     aliases: Mapping[int, int]
     transient: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def sharing(self) -> Sharing:
         """What `problem`, in which each reader pays for itself, has in common."""
         return Sharing(self.problem, self.groups)
 
     def seconds(self, choice: Sequence[int]) -> float:
         """What an assignment costs, every shared step once; inf if it is forbidden."""
-        sharing, at = self.sharing, tuple(choice)
-        return evaluate(self.problem, at).objective - sharing.saved(sharing.used(at))
+        return self.sharing.seconds(tuple(choice))
 
     def plan_seconds(self, plan: IntraOpPlan) -> float:
         """What a plan costs in the terms of the objective, with what it recomputes or makes
@@ -289,12 +291,6 @@ class IntraOpProblem:
             if tensor not in self.cheap_to_clone
         )
         return cost.compute_seconds + cost.communication_seconds + fsum(map(float, inputs))
-
-    def priced_for(self, choice: Sequence[int]) -> IntraOpProblem:
-        """The same problem with the shared steps divided among those who use them in an assignment,
-        which costs what it truly does then; no other costs more than it does."""
-        sharing = self.sharing
-        return replace(self, problem=sharing.priced(sharing.fair_shares(sharing.used(choice))))
 
     def with_residency(self, residency: Residency) -> IntraOpProblem:
         """The same problem for other facts about memory; only for one without a memory limit, which
@@ -398,154 +394,3 @@ class IntraOpProblem:
                 if tensor in self.cheap_to_clone:
                     shardings.setdefault(tensor, sharding.reduced())
         return shardings
-
-
-@dataclass(eq=False)
-class _Builder:
-    tables: IntraOpTables
-    ops: tuple[int, ...]
-    cheap_to_clone: frozenset[int]
-    inputs: list[int] = field(default_factory=list)
-    aliases: dict[int, int] = field(default_factory=dict)
-    costs: list[np.ndarray] = field(default_factory=list)
-    edges: list[Edge] = field(default_factory=list)
-    groups: list[SharedEdges] = field(default_factory=list)
-    node_of: dict[int, int] = field(default_factory=dict)
-    columns: dict[int, Column] = field(default_factory=dict)
-
-    def add_nodes(self, inputs: Iterable[int]) -> None:
-        """One node an operation, then one for each of `inputs` and of the other tensors that are
-        read."""
-        graph = self.tables.graph
-        for node, index in enumerate(self.ops):
-            self.costs.append(self.tables.ops[index].seconds)
-            for tensor, column in zip(
-                graph.ops[index].results, self.tables.ops[index].results, strict=True
-            ):
-                self.node_of[tensor], self.columns[tensor] = node, column
-        read = (tensor for index in self.ops for tensor in graph.ops[index].operands)
-        for tensor in dict.fromkeys((*inputs, *read)):
-            if tensor not in self.node_of:
-                column = self.tables.column(tensor)
-                self.node_of[tensor], self.columns[tensor] = len(self.costs), column
-                self.inputs.append(tensor)
-                self.costs.append(
-                    self.tables.strategies.input_seconds(graph.tensors[tensor], column)
-                )
-
-    def add_edges(self) -> None:
-        """An edge for each operand, and which of them share steps."""
-        graph = self.tables.graph
-        readers: dict[tuple[int, bool, tuple[int, int], int], list[tuple[int, Column, int]]] = {}
-        for node, index in enumerate(self.ops):
-            op, strategies = graph.ops[index], self.tables.ops[index]
-            # An operand used twice in the same way (x * x) is resharded once.
-            for tensor, column in dict.fromkeys(zip(op.operands, strategies.operands, strict=True)):
-                if tensor in self.cheap_to_clone:
-                    continue
-                trips = graph.trips_of(index, tensor, self.tables.producers[tensor])
-                # What comes from outside of a loop is resharded once, before the loop.
-                repeat = op.repeat // (op.trips or 1) * trips
-                fused = tensor in self.tables.fusion.fused
-                source = self.columns[tensor]
-                cost = self.tables.strategies.resharding(
-                    graph.tensors[tensor], source, column, repeat, fused
-                )
-                if cost is not None:
-                    reads = readers.setdefault((self._origin(tensor), fused, op.scope, repeat), [])
-                    reads.append((tensor, column, len(self.edges)))
-                    self.edges.append(Edge(self.node_of[tensor], node, cost))
-        for (_, fused, _, repeat), reads in readers.items():
-            if len(reads) > 1:
-                self._share(reads, repeat, fused)
-
-    def _origin(self, tensor: int) -> int:
-        """What markers hand on as `tensor`, in whatever sharding."""
-        handed_on = self.tables.graph.handed_on
-        while tensor in handed_on and handed_on[tensor] in self.node_of:
-            tensor = handed_on[tensor]
-        return tensor
-
-    def _share(self, reads: Sequence[tuple[int, Column, int]], repeat: int, fused: bool) -> None:
-        tensors, columns, edges = zip(*reads, strict=True)
-        sources = tuple(self.columns[tensor] for tensor in tensors)
-        value = self.tables.graph.tensors[tensors[0]]
-        arcs = self.tables.strategies.shared_reshardings(value, sources, columns, repeat, fused)
-        if arcs.is_shared:
-            ends = [self.edges[edge] for edge in edges]
-            self.groups.append(
-                SharedEdges(arcs, tuple(e.u for e in ends), tuple(e.v for e in ends), edges)
-            )
-
-    def tie(self, tied: Iterable[tuple[int, int]]) -> None:
-        for first, second in tied:
-            if first in self.node_of and second in self.node_of:
-                self.aliases.setdefault(second, first)
-                cost = self.tables.strategies.equality(self.columns[first], self.columns[second])
-                if cost.any():
-                    self.edges.append(Edge(self.node_of[first], self.node_of[second], cost))
-
-    def limit(self, allowed: Mapping[int, tuple[Sharding, ...]]) -> None:
-        """Leave tensors some of their shardings."""
-        for tensor, shardings in allowed.items():
-            if tensor in self.node_of:
-                node, column = self.node_of[tensor], self.columns[tensor]
-                chosen = np.array([sharding in shardings for sharding in column.distinct])[
-                    column.index
-                ]
-                # Forbidden and not removed, so that strategies keep their numbers.
-                self.costs[node] = np.where(chosen, self.costs[node], np.inf)
-                if not np.isfinite(self.costs[node]).any():
-                    raise self._cannot_have(tensor, shardings)
-
-    def _cannot_have(self, tensor: int, shardings: Sequence[Sharding]) -> ImpossibleSharding:
-        possible = ", ".join(map(str, self.columns[tensor].distinct[:_MAX_LISTED]))
-        demanded = " or ".join(map(str, shardings[:_MAX_LISTED]))
-        shape, node = self.tables.graph.tensors[tensor].shape, self.node_of[tensor]
-        what = f"an input of shape {shape}"
-        index = self.ops[node] if node < len(self.ops) else None
-        if index is not None:
-            what = f"the result of '{self.tables.graph.ops[index].name}' of shape {shape}"
-        return ImpossibleSharding(
-            f"sharding {demanded} was asked for {what}, expected one of {possible}", index
-        )
-
-    def allow(self, allowed: Mapping[int, Sequence[int]]) -> None:
-        """Leave operations some of their strategies."""
-        for node, index in enumerate(self.ops):
-            if index in allowed:
-                keep = np.isin(np.arange(len(self.costs[node])), allowed[index])
-                self.costs[node] = np.where(keep, self.costs[node], np.inf)
-
-    def finish(self, limit: int | None, residency: Residency) -> IntraOpProblem:
-        execution = self.tables.execution
-        inside = set(self.ops)
-        order = tuple(op for op in execution.order if op in inside)
-        lives = Lifetimes(
-            self.tables.graph, execution, order, self.inputs, self.aliases, residency
-        ).all()
-        usages = None if limit is None else self._usages(lives)
-        problem = Problem(tuple(self.costs), tuple(self.edges), usages, limit, len(self.ops))
-        return IntraOpProblem(
-            tables=self.tables,
-            ops=self.ops,
-            inputs=tuple(self.inputs),
-            columns=self.columns,
-            cheap_to_clone=self.cheap_to_clone,
-            lifetimes=lives,
-            problem=problem,
-            groups=tuple(self.groups),
-            node_of=self.node_of,
-            order=order,
-            aliases=self.aliases,
-        )
-
-    def _usages(self, lives: Sequence[Lifetime]) -> tuple[tuple[Usage, ...], ...]:
-        usages: list[list[Usage]] = [[] for _ in self.costs]
-        for live in (live for live in lives if live.start < live.stop):
-            tensor = self.tables.graph.tensors[live.tensor]
-            size = self.tables.strategies.local_bytes(tensor, self.columns[live.tensor])
-            usages[self.node_of[live.tensor]].append(
-                Usage(live.start, live.stop, live.count * size)
-            )
-        return tuple(map(tuple, usages))

@@ -139,17 +139,10 @@ class StrategyTables:
 
         A `fused` value has to be written and read where it is exchanged. None when no pair costs
         anything."""
-        key = (
-            "resharding",
-            tensor.shape,
-            tensor.dtype,
-            tensor.itemsize,
-            id(source),
-            id(target),
-            repeat,
-            fused,
+        key = _key_of_reshardings(tensor, (source,), (target,), repeat, fused)
+        return self._remember(
+            ("resharding", key), lambda: self._resharding(tensor, source, target, repeat, fused)
         )
-        return self._remember(key, lambda: self._resharding(tensor, source, target, repeat, fused))
 
     def shared_reshardings(
         self,
@@ -162,18 +155,9 @@ class StrategyTables:
         """The reshardings of `resharding` of one value to several readers, with the steps that they
         share. `sources` are the columns from which each reader gets it. A `fused` value is written
         once for all readers, and read in each sharding."""
-        key = (
-            "arcs",
-            tensor.shape,
-            tensor.dtype,
-            tensor.itemsize,
-            tuple(map(id, sources)),
-            tuple(map(id, readers)),
-            repeat,
-            fused,
-        )
+        key = _key_of_reshardings(tensor, sources, readers, repeat, fused)
         build = partial(self._arcs, tensor, sources, readers, repeat, fused)
-        return self._remember(key, build)
+        return self._remember(("arcs", key), build)
 
     def equality(self, first: Column, second: Column) -> np.ndarray:
         """`[k, m]`: 0 where the two shardings are equal, inf elsewhere."""
@@ -277,6 +261,18 @@ class StrategyTables:
         if key not in self._memo:
             self._memo[key] = build()
         return self._memo[key]  # type: ignore[return-value]
+
+
+def _key_of_reshardings(
+    tensor: Tensor,
+    sources: Sequence[Column],
+    readers: Sequence[Column],
+    repeat: int,
+    fused: bool,
+) -> Hashable:
+    """What the prices of a value's reshardings depend on; layouts keep the columns alive."""
+    columns = tuple(map(id, sources)), tuple(map(id, readers))
+    return tensor.shape, tensor.dtype, tensor.itemsize, columns, repeat, fused
 
 
 def _equality(first: Column, second: Column) -> np.ndarray:

@@ -21,7 +21,7 @@ from shardopt.graph.residency import MicrobatchLoop, Residency
 from shardopt.graph.structure import structure_of
 from shardopt.hardware.cluster import UNFUSED, Fusing
 from shardopt.solve.sharding.compilers.compiler import execution_of
-from shardopt.solve.sharding.intra_op.problem import find_cheap_to_clone
+from shardopt.solve.sharding.intra_op.cheap_to_clone import find_cheap_to_clone
 from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
 from shardopt.solve.sharding.kernels.fusion import Fusion
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, kernel_accesses

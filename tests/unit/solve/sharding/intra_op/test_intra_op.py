@@ -14,9 +14,9 @@ from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.problem import evaluate
 from shardopt.solve.presets.base import split_longest
 from shardopt.solve.presets.presets import InputKinds, restrict
+from shardopt.solve.sharding.intra_op.builder import ImpossibleSharding
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import (
-    ImpossibleSharding,
     IntraOpProblem,
     IntraOpTables,
     build_problem,

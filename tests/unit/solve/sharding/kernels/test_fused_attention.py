@@ -22,7 +22,7 @@ from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Mesh
 from shardopt.pipeline.manager import run_pipeline
-from shardopt.solve.sharding.intra_op.problem import find_cheap_to_clone
+from shardopt.solve.sharding.intra_op.cheap_to_clone import find_cheap_to_clone
 from shardopt.solve.sharding.kernels.attention import FusedAttention, find_attention
 from shardopt.solve.sharding.kernels.execution_order import execution_order
 from shardopt.solve.sharding.kernels.fusion import CHEAP
