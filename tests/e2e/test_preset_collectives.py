@@ -250,6 +250,43 @@ def test_tensor_parallelism_exchanges_activations_twice_a_layer_each_way(
     assert exchanged in (expected, saved)
 
 
+@EVERY_MESH
+@pytest.mark.parametrize(("preset", "counts"), [
+    ("context-gather", {"all_gather": 2, "reduce_scatter": 2}), ("ulysses", {"all_to_all": 8}),
+])  # fmt: skip
+@pytest.mark.parametrize("zero", ["", "-zero1", "-zero3"])
+def test_context_parallelism_exchanges_keys_and_values_or_heads(
+    mesh: str, preset: str, counts: dict[str, int], zero: str
+) -> None:
+    """Keys and values are gathered once a layer, and their gradients scattered (Llama 3, section
+    3.3.2); or queries, keys, values and the result change their places, forward and backward
+    (Ulysses, section 3.2): each of them is one of `batch x length x hidden`."""
+    axes = axes_of(mesh)
+    shared = prod(size for _, size in parse_mesh(mesh).axes[:-1])
+    bytes_ = 4 * BATCH * LENGTH * HIDDEN // shared
+    each = planned("gpt", preset + zero, mesh)
+    tensors = each.graph.graph.tensors
+    moved = Counter(
+        (row.step.kind, row.step.axes, int(row.step.bytes))
+        for row in each.plan.communication
+        if sorted(tensors[row.tensor].shape) == sorted((BATCH, LENGTH, HEADS, HIDDEN // HEADS))
+    )
+    assert moved == {(kind, axes[-1:], bytes_): count * LAYERS for kind, count in counts.items()}
+
+
+@EVERY_MESH
+@pytest.mark.parametrize("preset", ["context-gather", "ulysses"])
+def test_context_parallelism_reduces_each_gradient_once_over_all_axes(
+    mesh: str, preset: str
+) -> None:
+    """As data parallelism over all axes does; but for the lookup, whose gradient XLA sums along one
+    dimension at a time, and positions, of which each device has its own."""
+    axes, added = axes_of(mesh), ("tokens", "positions")
+    weights = [each for each in weights_of("gpt") if not any(part in each.name for part in added)]
+    moved = planned("gpt", preset, mesh).moved([each.shape for each in weights])
+    assert moved == reduced("all_reduce", weights, axes)
+
+
 def test_factored_state_of_experts_lies_as_they_do() -> None:
     """Means of rows and of columns have the dimension of the experts, if not the one that they are
     means over."""
@@ -270,7 +307,13 @@ def test_split_weights_hold_less(model: str) -> None:
 
 # ---- compiled ----
 
-_FAST = {("gpt", "zero3", "2x2"), ("moe", "expert-zero2", "2x2"), ("resnet", "zero1", "4")}
+_FAST = {
+    ("gpt", "context-gather", "2x2"),
+    ("gpt", "ulysses", "2x2"),
+    ("gpt", "zero3", "2x2"),
+    ("moe", "expert-zero2", "2x2"),
+    ("resnet", "zero1", "4"),
+}
 _ON_A_CUBE = {"2.5d", "3d"}
 # Weights that are gathered for each use while activations are split along another axis.
 _GATHERED_AGAIN = {"megatron-zero3", "sequence-zero3"}

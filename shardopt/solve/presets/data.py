@@ -76,6 +76,11 @@ class DataParallel:
             return {}
         return {factor: self.axes}
 
+    def as_split(self, op: int) -> Sequence[int]:
+        """The strategies of an operation that is split as it should be or, failing that, not at
+        all."""
+        return strategies_that_split(self.tables, op, self.split(op)) or in_full(self.tables, op)
+
     def activations(self) -> dict[int, Sequence[int]]:
         """The strategies of all operations that depend on the batch, without the update; sums are
         finished at once, those of gradients where their readers have added up what belongs to one
@@ -86,9 +91,7 @@ class DataParallel:
             if batched or (
                 node.results and self.flow.depends[node.results[0]] and op not in self.flow.update
             ):
-                numbers = strategies_that_split(self.tables, op, self.split(op)) or in_full(
-                    self.tables, op
-                )
+                numbers = self.as_split(op)
                 whole = () if op in self.flow.gradients else finished(self.tables, op, numbers)
                 strategies[op] = whole or numbers
         return strategies
@@ -230,7 +233,14 @@ def data(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
 
 def zero(stage: int, tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     """`stage` is that of ZeRO, 1 to 3."""
-    plan = data_for_zero(tables, input_kinds, f"zero{stage}", stage)
+    return state_in_parts(
+        data_for_zero(tables, input_kinds, f"zero{stage}", stage), input_kinds, stage
+    )
+
+
+def state_in_parts(plan: DataParallel, input_kinds: InputKinds, stage: int) -> Restriction:
+    """A plan with its state split over its axes, as ZeRO `stage` 1 to 3 does."""
+    tables = plan.tables
     parts = plan.flow.weights | input_kinds.state if stage == 3 else plan.flow.slots
     state = {**replicated(tables, sorted(input_kinds.state)), **plan.shards(parts, plan.axes)}
     allowed = {**plan.allowed(), **plan.whole_for_use(stage), **plan.scattered_gradients(stage)}
@@ -290,15 +300,20 @@ def data_for_zero(
 ) -> DataParallel:
     """The batch split over `axes` (by default all) of a graph that has what ZeRO `stage` 1 to 3
     splits. Raises UserError where the batch does not divide, or there is nothing to split."""
-    if stage > 1:
-        return with_gradients(tables, input_kinds, preset, axes)
     plan = data_parallel(tables, input_kinds, preset, axes)
-    if not plan.flow.slots:
+    check_for_zero(plan, preset, stage)
+    return plan
+
+
+def check_for_zero(plan: DataParallel, preset: str, stage: int) -> None:
+    """Raises UserError for a graph that has nothing for ZeRO `stage` 1 to 3 to split."""
+    if stage > 1:
+        _check_gradients(plan, preset)
+    elif not plan.flow.slots:
         raise UserError(
             f"preset '{preset}' splits optimizer state: expected state that only the update "
             "reads, found none"
         )
-    return plan
 
 
 def with_gradients(
@@ -307,9 +322,13 @@ def with_gradients(
     """Over all axes by default. Raises UserError as `data_parallel` does, and when the graph has no
     gradients."""
     plan = data_parallel(tables, input_kinds, preset, axes)
+    _check_gradients(plan, preset)
+    return plan
+
+
+def _check_gradients(plan: DataParallel, preset: str) -> None:
     if not plan.flow.gradients:
         raise UserError(
             f"preset '{preset}' splits gradients: expected sums over the batch that update the "
             "state, found none"
         )
-    return plan

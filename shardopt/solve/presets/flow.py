@@ -57,7 +57,18 @@ def follow_batch(graph: OpGraph, input_kinds: InputKinds, preset: str) -> BatchF
         raise UserError(
             f"preset '{preset}' splits the batch: expected batch arguments, found none{reason}"
         )
-    dims, factors = _spread(graph, seeds)
+    return classified(graph, input_kinds, seeds, *_spread(graph, seeds))
+
+
+def classified(
+    graph: OpGraph,
+    input_kinds: InputKinds,
+    seeds: Mapping[int, int],
+    dims: Sequence[int | None],
+    factors: Sequence[int | None],
+) -> BatchFlow:
+    """What follows from where the batch lies, for inputs and for the operations behind the
+    batch."""
     depends = [
         tensor in input_kinds.batch or tensor in input_kinds.received
         for tensor in range(len(graph.tensors))
@@ -138,11 +149,11 @@ def _spread(graph: OpGraph, seeds: Mapping[int, int]) -> tuple[list[int | None],
     dims: list[int | None] = [seeds.get(tensor) for tensor in range(len(graph.tensors))]
     factors: list[int | None] = []
     for op in graph.ops:
-        factor = _batch_factor(graph, op, dims)
+        factor = carried_factor(graph, op, dims)
         factors.append(factor)
         for position, result in enumerate(op.results):
             if factor is not None and op.rule is not None and result not in seeds:
-                dims[result] = _dim_led_by(op.rule.results[position], op.rule.sizes, factor)
+                dims[result] = dim_led_by(op.rule.results[position], op.rule.sizes, factor)
     return dims, factors
 
 
@@ -169,9 +180,9 @@ def _microbatches(graph: OpGraph, argument: int, dim: int) -> list[tuple[int, in
     return places or [(argument, dim)]
 
 
-def _batch_factor(graph: OpGraph, op: Op, dims: list[int | None]) -> int | None:
-    """The factor on which the batch enters, of the largest operand where they differ; None if it
-    cannot be split."""
+def carried_factor(graph: OpGraph, op: Op, dims: Sequence[int | None]) -> int | None:
+    """The factor on which what lies along `dims` (the batch, say) enters, of the largest operand
+    where they differ; None if it cannot be split."""
     if op.rule is None:
         return None
     usable = set(shardable_factors(op))
@@ -187,7 +198,7 @@ def _batch_factor(graph: OpGraph, op: Op, dims: list[int | None]) -> int | None:
     return max(candidates)[2] if candidates else None
 
 
-def _dim_led_by(
+def dim_led_by(
     mapping: tuple[tuple[int, ...], ...], sizes: tuple[int, ...], factor: int
 ) -> int | None:
     return next(
@@ -196,7 +207,7 @@ def _dim_led_by(
     )
 
 
-def _feeding(graph: OpGraph, factors: list[int | None]) -> list[bool]:
+def _feeding(graph: OpGraph, factors: Sequence[int | None]) -> list[bool]:
     """For each tensor whether a batched operation that does not merely sum it up is reached from
     it."""
     feeds = [False] * len(graph.tensors)

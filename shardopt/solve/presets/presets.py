@@ -6,6 +6,8 @@ the rest.
   `shardopt.solve.presets.data`.
 * `megatron`, `sequence`, `summa-2d`, `2.5d`: weights are split too, see
   `shardopt.solve.presets.tensor`; `3d`: products are cubes, see `shardopt.solve.presets.cube`.
+* `context-gather`, `ulysses`, and these with `-zero1` to `-zero3`: the sequence is split, see
+  `shardopt.solve.presets.context`.
 * `tofu`: the best split over one axis after the other, see `shardopt.solve.presets.bisection`.
 * `expert`: weights of experts are split, see `shardopt.solve.presets.expert`.
 * `megatron-zero1` to `expert-zero3`: and the state as ZeRO does besides, see
@@ -23,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.presets import bisection, cube, data, expert, propagated
+from shardopt.solve.presets import bisection, context, cube, data, expert, propagated
 from shardopt.solve.presets import tensor as tensor_parallel
 from shardopt.solve.presets.base import InputKinds, Restriction, replicated
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
@@ -150,6 +152,11 @@ PRESETS: Mapping[str, Preset] = {
     "summa-2d": partial(tensor_parallel.summa, "summa-2d"),
     "2.5d": partial(tensor_parallel.summa, "2.5d"),
     "3d": cube.cube,
+    **{
+        f"{method}-zero{stage}" if stage else method: partial(context.context, method, stage)
+        for method in ("context-gather", "ulysses")
+        for stage in range(4)
+    },
     "expert": expert.expert,
     "expert-zero1": partial(expert.expert_zero, 1),
     "expert-zero2": partial(expert.expert_zero, 2),

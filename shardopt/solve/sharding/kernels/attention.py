@@ -69,11 +69,28 @@ def find_attention(graph: OpGraph, cheap: Set[str]) -> tuple[FusedAttention, ...
     return tuple(places)
 
 
+def attention_ops(graph: OpGraph, cheap: Set[str]) -> tuple[frozenset[int], ...]:
+    """The operations of each place of attention, whether or not its scores are written."""
+    places: list[frozenset[int]] = []
+    taken: set[int] = set()
+    for index, op in enumerate(graph.ops):
+        if op.name != "exponential" or index in taken:
+            continue
+        island = _Island(graph, cheap, op, may_write=True)
+        island.grow(op.results[0])
+        if island.is_attention():
+            island.close()
+            places.append(frozenset(island.ops))
+            taken |= island.ops
+    return tuple(places)
+
+
 class _Island:
     """Operations on values that have as many elements as the scores, in one scope."""
 
-    def __init__(self, graph: OpGraph, cheap: Set[str], seed: Op) -> None:
+    def __init__(self, graph: OpGraph, cheap: Set[str], seed: Op, may_write: bool = False) -> None:
         self.graph, self.cheap, self.scope = graph, cheap, seed.scope
+        self.may_write = may_write
         self.producers, self.consumers = graph.producers(), graph.consumers()
         self.size = self._elements(seed.results[0])
         self.ops: set[int] = set()
@@ -86,7 +103,7 @@ class _Island:
             tensor = pending.pop()
             if tensor in self.scores or not self._follows_from_product(tensor):
                 continue
-            if tensor in kept:
+            if tensor in kept and not self.may_write:
                 return False
             self.scores.add(tensor)
             maker = self.producers[tensor]
@@ -95,11 +112,11 @@ class _Island:
                 pending += self._like_scores(self.graph.ops[maker].operands)
             for reader in self.consumers[tensor]:
                 op = self.graph.ops[reader]
-                if not self._takes(op):
+                if self._takes(op):
+                    self.ops.add(reader)
+                    pending += op.results if op.name in self.cheap else ()
+                elif not self.may_write:
                     return False
-                self.ops.add(reader)
-                if op.name in self.cheap:
-                    pending += op.results
         return True
 
     def is_attention(self) -> bool:

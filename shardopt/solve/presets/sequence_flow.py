@@ -1,0 +1,140 @@
+"""Where the sequence flows through a step: from the values in which it starts, past attention, to
+the gradients of keys and values.
+
+It is followed from attention back to where it starts (tokens, or what a front end made of an
+image), and from there through the factors of the rules as the batch is
+(`shardopt.solve.presets.flow`). Through attention go the rows; a sum over rows belongs to keys, and
+the sequence goes on with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.solve.presets.attention_dims import AttentionDims, find_attention_dims
+from shardopt.solve.presets.flow import BatchFlow, carried_factor, dim_led_by
+from shardopt.solve.presets.slots import leading_factor
+from shardopt.solve.presets.weights import dim_of
+from shardopt.solve.sharding.strategies.factors import shardable_factors
+
+# What keeps the dimensions of its first operand and changes their extents.
+_RESIZING = frozenset({"concatenate", "dynamic_slice", "pad", "slice"})
+
+
+@dataclass(frozen=True)
+class SequenceFlow:
+    """`dims[t]` is the dimension on which tensor t carries a sequence, `factors[k]` the factor that
+    carries it through operation k; `seeds` are where sequences start, with their dimension.
+
+    `attention` are operations on scores, by the place they belong to; `joins[k]` is the factor of
+    the keys in operation k that sums over rows, for gradients of keys and values. `extents` are
+    those of the rows of attention, `heads` the numbers of heads, without repetitions."""
+
+    seeds: Mapping[int, int]
+    dims: tuple[int | None, ...]
+    factors: tuple[int | None, ...]
+    attention: Mapping[int, AttentionDims]
+    joins: Mapping[int, int]
+    extents: tuple[int, ...]
+    heads: tuple[int, ...]
+
+
+def follow_sequence(graph: OpGraph, flow: BatchFlow) -> SequenceFlow:
+    """Of a graph without attention, or whose attention is not over a sequence, nothing."""
+    origins = _Origins(graph, flow)
+    seeds: dict[int, int] = {}
+    attention: dict[int, AttentionDims] = {}
+    extents: list[int] = []
+    counts: list[int] = []
+    for place in find_attention_dims(graph):
+        first = place.first
+        assert first is not None  # of all that are found
+        of_rows = {f: dict(origins.of(*first.dim(first.query, f))) for f in first.rows}
+        rows = next((factor for factor, found in of_rows.items() if found), None)
+        if rows is None:
+            continue
+        batch = carried_factor(graph, first.op, flow.dims)
+        heads = [f for f in first.both if f != batch and not list(origins.of(*first.dim(0, f)))]
+        place.name(rows, heads[0] if heads else None)
+        seeds |= of_rows[rows] | dict(origins.of(*first.dim(first.key, first.keys)))
+        attention |= dict.fromkeys(place.ops, place)
+        extents.append(first.sizes[rows])
+        counts.append(first.sizes[heads[0]] if heads else 1)
+    dims, factors, joins = _spread(graph, flow, seeds, attention)
+    found = (tuple(dict.fromkeys(each)) for each in (extents, counts))
+    return SequenceFlow(seeds, tuple(dims), tuple(factors), attention, joins, *found)
+
+
+@dataclass(frozen=True)
+class _Origins:
+    graph: OpGraph
+    flow: BatchFlow
+
+    def of(self, tensor: int, dim: int) -> Iterator[tuple[int, int]]:
+        """Where a dimension of an activation starts: inputs, and values that are made of others
+        without it. Nothing for a dimension that weights bring."""
+        if not self.flow.depends[tensor] or self.flow.dims[tensor] == dim:
+            return
+        producer = self.graph.producers()[tensor]
+        if producer < 0:
+            yield tensor, dim
+            return
+        op = self.graph.ops[producer]
+        brought, before = self._before(op, op.results.index(tensor), dim)
+        if before:
+            for operand, place in dict.fromkeys(before):
+                yield from self.of(operand, place)
+        elif not brought:
+            yield tensor, dim
+
+    def _before(self, op: Op, result: int, dim: int) -> tuple[bool, list[tuple[int, int]]]:
+        """Whether values that do not depend on the batch bring a dimension of a result, and the
+        dimensions of those that do."""
+        if op.rule is None:
+            return False, []
+        factor = leading_factor(op.rule.results[result][dim], op.rule.sizes)
+        if factor is None or factor not in shardable_factors(op):
+            return False, []
+        carriers = [
+            (operand, place)
+            for operand, mapping in zip(op.operands, op.rule.operands, strict=False)
+            if (place := dim_of(mapping, factor)) is not None
+            and leading_factor(mapping[place], op.rule.sizes) == factor
+        ]
+        of_batch = [(operand, place) for operand, place in carriers if self.flow.depends[operand]]
+        return bool(carriers) and not of_batch, of_batch
+
+
+_Found = tuple[list[int | None], list[int | None], dict[int, int]]
+
+
+def _spread(
+    graph: OpGraph,
+    flow: BatchFlow,
+    seeds: Mapping[int, int],
+    attention: Mapping[int, AttentionDims],
+) -> _Found:
+    """As far as the gradients: that of learned positions is a weight's, not a token's."""
+    dims: list[int | None] = [seeds.get(tensor) for tensor in range(len(graph.tensors))]
+    factors: list[int | None] = []
+    joins: dict[int, int] = {}
+    for index, op in enumerate(graph.ops):
+        place = attention.get(index)
+        factor = carried_factor(graph, op, dims) if place is None else place.factor(index, "rows")
+        factors.append(factor)
+        carries = factor
+        if place is not None and op.rule is not None and factor in op.rule.reduction:
+            carries = place.factor(index, "keys")
+            if carries is not None and op.name == "dot_general":
+                joins[index] = carries
+        for position, result in enumerate(op.results):
+            if result not in seeds and index not in flow.gradients:
+                dims[result] = _dim_of_result(op, position, carries, dims)
+    return dims, factors, joins
+
+
+def _dim_of_result(op: Op, position: int, factor: int | None, dims: list[int | None]) -> int | None:
+    if factor is not None and op.rule is not None:
+        return dim_led_by(op.rule.results[position], op.rule.sizes, factor)
+    return dims[op.operands[0]] if op.name in _RESIZING and op.operands else None
