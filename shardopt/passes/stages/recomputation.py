@@ -3,13 +3,14 @@ clustered program."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram
 from shardopt.extract.layered_body import BodyRows, read_body
+from shardopt.extract.repeated_ops import is_pure
 from shardopt.ir.rewriting import barrier, replace_reads
 from shardopt.passes.stages.outlining import clone_into
 from shardopt.solve.stages.body.recomputation import Recomputation, find_recomputations
@@ -24,7 +25,17 @@ def recompute_forward(program: StepProgram, unit_of_layer: Mapping[int, int]) ->
     recomputations = find_recomputations(rows.body, unit_of_layer)
     for recomputation in recomputations:
         _write(rows, recomputation)
+    originals = {row for recomputation in recomputations for row in recomputation.chain}
+    _erase_unread([rows.ops[row] for row in sorted(originals)])
     return sum(len(recomputation.chain) for recomputation in recomputations)
+
+
+def _erase_unread(ops: Sequence[ir.Operation]) -> None:
+    """Erase what only the backward has read; from the end, so that what only erased operations read
+    counts as unread."""
+    for op in reversed(ops):
+        if is_pure(op) and not any(True for result in op.results for _ in result.uses):
+            op.erase()
 
 
 def _write(rows: BodyRows, recomputation: Recomputation) -> None:

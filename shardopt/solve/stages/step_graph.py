@@ -13,7 +13,7 @@ stage."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -23,6 +23,18 @@ from shardopt.hardware.cluster import UNFUSED, Fusing
 from shardopt.solve.sharding.strategies.linear import Linear, find_linear
 
 _RNG = "rng"  # its results differ from run to run
+
+
+def unread(ops: Sequence[Op], candidates: Iterable[int], kept: Iterable[int]) -> Iterator[int]:
+    """The operations of `candidates`, last first, whose results nobody reads; `kept` are tensors
+    that are read elsewhere."""
+    read = Counter(tensor for op in ops for tensor in op.operands)
+    read.update(kept)
+    # From the last on: one that is dropped may have been the only reader of one before it.
+    for op in sorted(candidates, reverse=True):
+        if not any(read[result] for result in ops[op].results):
+            read.subtract(ops[op].operands)
+            yield op
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,14 +109,8 @@ class StepGraph:
         ops, layers = list(self.graph.ops), list(self.op_layer)
         for op, tensor in crossing:
             ops[op] = ops[op].renamed({tensor: self.repeated[tensor]})
-        read = Counter(tensor for op in ops for tensor in op.operands)
-        read.update(self.graph.outputs)
-        # From the last on: an operation that is dropped may have been the only reader of one before
-        # it.
-        for op in sorted({self.producers[tensor] for tensor in self.repeated}, reverse=True):
-            if not any(read[result] for result in ops[op].results):
-                layers[op] = SHARED
-                read.subtract(ops[op].operands)
+        for op in unread(ops, {self.producers[t] for t in self.repeated}, self.graph.outputs):
+            layers[op] = SHARED
         graph = replace(self.graph, ops=tuple(ops))
         return replace(self, graph=graph, op_layer=tuple(layers))
 

@@ -19,15 +19,18 @@
 
 // Layer by layer within one stage: what layer 0 gives to layer 1 stays, what is inside of it goes; also what the
 // program makes of it late, from a constant that stands behind the first reader.
+// An original that only the backward has read is dropped.
 // LAYER-LABEL: func.func private @microbatch
 // LAYER: stablehlo.sine
+// LAYER-NOT: stablehlo.exponential
 // LAYER: stablehlo.tanh
 // LAYER: %[[G:.*]] = stablehlo.cosine %{{.*}} {shardopt.layer = 1 : i64}
 // LAYER-NEXT: %[[B:.*]]:2 = stablehlo.optimization_barrier {shardopt.layer = 0 : i64} %{{.*}}, %[[G]] :
 // LAYER-NEXT: %[[S:.*]] = stablehlo.sine %[[B]]#0
+// LAYER-NEXT: %[[P:.*]] = stablehlo.exponential %[[S]] {shardopt.layer = 0 : i64}
 // LAYER-NEXT: %[[ONE:.*]] = stablehlo.constant {shardopt.layer = -1 : i64}
 // LAYER-NEXT: %[[K:.*]] = stablehlo.subtract %[[ONE]], %[[S]]
-// LAYER-NEXT: %[[D:.*]] = stablehlo.multiply %[[B]]#1, %[[S]]
+// LAYER-NEXT: %[[D:.*]] = stablehlo.multiply %[[B]]#1, %[[P]]
 // LAYER: stablehlo.multiply %[[D]], %[[K]]
 // LAYER-NOT: stablehlo.optimization_barrier
 !t = tensor<4xf32>
@@ -42,9 +45,10 @@ func.func public @main(%x: !t {shardopt.layer = 0 : i64}) -> !t
 }
 func.func private @microbatch(%x: !t, %a: !t) -> !t {
   %s = stablehlo.sine %x {shardopt.layer = 0 : i64} : !t
+  %p = stablehlo.exponential %s {shardopt.layer = 0 : i64} : !t
   %h = stablehlo.tanh %s {shardopt.layer = 0 : i64} : !t
   %g = stablehlo.cosine %h {shardopt.layer = 1 : i64} : !t
-  %d = stablehlo.multiply %g, %s {shardopt.layer = 0 : i64} : !t
+  %d = stablehlo.multiply %g, %p {shardopt.layer = 0 : i64} : !t
   %one = stablehlo.constant {shardopt.layer = -1 : i64} dense<1.0> : !t
   %k = stablehlo.subtract %one, %s {shardopt.layer = 0 : i64} : !t
   %e = stablehlo.multiply %d, %k {shardopt.layer = 0 : i64} : !t

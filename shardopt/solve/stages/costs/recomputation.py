@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph
 from shardopt.solve.stages.body.recomputation import Recomputation, find_recomputations
-from shardopt.solve.stages.step_graph import StepGraph
+from shardopt.solve.stages.step_graph import StepGraph, unread
 
 
 def can_recompute(step: StepGraph) -> bool:
@@ -31,10 +31,11 @@ def recompute_forward(step: StepGraph, unit_of_layer: Mapping[int, int]) -> Step
 
 @dataclass
 class _Rewriter:
-    """`copies[i]`, each with its layer, stand before operation i."""
+    """`copies[i]`, each with its layer, stand before operation i; they copy `originals`."""
 
     step: StepGraph
     copies: dict[int, list[tuple[Op, int]]] = field(default_factory=dict)
+    originals: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.tensors, self.ops = list(self.step.graph.tensors), list(self.step.graph.ops)
@@ -42,6 +43,7 @@ class _Rewriter:
     def add(self, recomputation: Recomputation) -> None:
         step, first = self.step, self.step.loop[0]
         chain = [first + row for row in recomputation.chain]
+        self.originals.update(chain)
         copy_of = {
             tensor: self._fresh(tensor) for op in chain for tensor in step.graph.ops[op].results
         }
@@ -54,15 +56,21 @@ class _Rewriter:
             self.ops[first + row] = self.ops[first + row].renamed(made)
 
     def step_graph(self) -> StepGraph:
-        step, ops, layers = self.step, list[Op](), list[int]()
+        step, ops, layers, originals = self.step, list[Op](), list[int](), list[int]()
         for number, op in enumerate(self.ops):
             for copy, layer in self.copies.get(number, ()):
                 ops.append(copy)
                 layers.append(layer)
+            if number in self.originals:
+                originals.append(len(ops))
             ops.append(op)
             layers.append(step.op_layer[number])
-        added = len(ops) - len(self.ops)
+        loop = (step.loop[0], step.loop[1] + len(ops) - len(self.ops))
         graph = step.graph
+        kept = (*graph.outputs, *(after for _, after in step.carried))
+        # Originals that only the backward has read.
+        for number in unread(ops, originals, kept):
+            layers[number] = SHARED
         return replace(
             step,
             graph=OpGraph(
@@ -74,7 +82,7 @@ class _Rewriter:
                 carried=graph.carried,
             ),
             op_layer=tuple(layers),
-            loop=(step.loop[0], step.loop[1] + added),
+            loop=loop,
         )
 
     def _copy(self, op: int, copy_of: Mapping[int, int], gradient: int) -> Op:

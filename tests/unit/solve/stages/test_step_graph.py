@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from step_graphs import StepBuilder
 
-from shardopt.graph.op_graph import MARKER
-from shardopt.solve.stages.step_graph import StepGraph
+from shardopt.graph.op_graph import MARKER, Op
+from shardopt.solve.stages.step_graph import StepGraph, unread
 
 DEPTH = 2
 
@@ -53,3 +53,13 @@ def test_what_the_backward_reaches() -> None:
     first = [body.reached[row] for row in body.rows_of([0])]
     assert first == sorted(first) and set(first) == {-1, 0, 1}
     assert all(reached <= 1 for reached in body.reached)
+
+
+def test_what_only_unread_operations_read_is_unread() -> None:
+    ops = [
+        Op("tanh", operands, results, None)
+        for operands, results in (((0,), (1,)), ((1,), (2,)), ((2,), (3,)), ((1,), (4,)))
+    ]
+    assert list(unread(ops, range(4), [4])) == [2, 1]
+    assert list(unread(ops, range(4), [])) == [3, 2, 1, 0]
+    assert list(unread(ops, [1, 3], [])) == [3]
