@@ -165,6 +165,7 @@ def _arithmetic_seconds(
         kernels.matrix_unit or 0,
         kernels.unaligned,
         kernels.least_seconds,
+        device.memory_bandwidth * kernels.memory,
     )
     return arithmetic_seconds(product, processors)
 

@@ -28,6 +28,8 @@ _REUSE = 128 * 128 / (128 + 128)
 _LINE_BYTES = 128
 # Parts into which the contracted dimension is cut, and how deep a part is at least.
 _PARTS, _LEAST_DEPTH = (1, 2, 4, 8, 16), 256
+# The terms of a sum are float32 whatever its type.
+_TERM_BYTES = 4
 # Rows of a systolic array's operand come in groups of eight, the sublanes of a TPU's register.
 _SUBLANES = 8
 
@@ -53,13 +55,15 @@ class Product:
 class Processors:
     """What computes products: `cores` that take a tile each, or a systolic array of side `unit`; 0
     for none. They reach `rate` FLOP/s together, the share `unaligned` of it where rows are not
-    aligned; a kernel takes at least `least_seconds`."""
+    aligned; a kernel takes at least `least_seconds`, and moves `bandwidth` bytes/s to and from
+    memory."""
 
     rate: float
     cores: int
     unit: int
     unaligned: float
     least_seconds: float
+    bandwidth: float
 
 
 @lru_cache(maxsize=65536)
@@ -75,10 +79,18 @@ def arithmetic_seconds(product: Product, processors: Processors) -> float:
         seconds *= _filled(product.rows, _SUBLANES)
     if processors.cores:
         seconds = min(
-            seconds * factor + (parts > 1) * processors.least_seconds
+            seconds * factor + _sum_seconds(product, parts, processors)
             for parts, factor in _of_tiles(product, processors.cores)
         )
     return seconds
+
+
+def _sum_seconds(product: Product, parts: int, processors: Processors) -> float:
+    """Of a second kernel, which adds up what the parts of the contracted dimension have written."""
+    if parts == 1:
+        return 0.0
+    terms = product.batch * product.rows * product.columns * parts
+    return processors.least_seconds + 2 * _TERM_BYTES * terms / processors.bandwidth
 
 
 def _filled(extent: int, step: int) -> float:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shardopt.cost.products import Processors, Product, arithmetic_seconds
 
-GPU = Processors(rate=100e12, cores=100, unit=0, unaligned=0.5, least_seconds=1e-6)
-TPU = Processors(rate=100e12, cores=0, unit=128, unaligned=1.0, least_seconds=0.0)
+GPU = Processors(rate=100e12, cores=100, unit=0, unaligned=0.5, least_seconds=1e-6, bandwidth=1e12)
+TPU = Processors(rate=100e12, cores=0, unit=128, unaligned=1.0, least_seconds=0.0, bandwidth=1e12)
 extents = st.integers(2, 20_000)
 
 
@@ -34,6 +34,15 @@ def test_small_tiles_fill_waves_but_load_more() -> None:
 def test_few_tiles_are_cut_in_depth() -> None:
     deep = Product(1, 256, 256, 65536, 2)
     assert slowdown(deep, GPU) < 100 / 4
+
+
+def test_what_parts_add_up_to_passes_through_memory() -> None:
+    """110 tiles are cut into 16 parts each; these are written, and read by a second kernel."""
+    product = Product(1, 256 * 10 + 8, 128 * 10, 65536, 2)
+    fast = replace(GPU, bandwidth=1e15)
+    assert slowdown(product, fast) < slowdown(product, GPU)
+    slow = replace(GPU, bandwidth=1e9)
+    assert slowdown(product, slow) > 1.1  # two waves, as if nothing could be cut
 
 
 def test_rows_out_of_line_are_slower() -> None:
