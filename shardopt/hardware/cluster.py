@@ -137,7 +137,8 @@ class HostGroup:
     together `intra_host` is; None where a switch joins them, so that all serve any group.
 
     `overlap` says that programs run collectives beside computing
-    (`shardopt.solve.sharding.intra_op.overlap`)."""
+    (`shardopt.solve.sharding.intra_op.overlap`); with `windowed_products` also those that a product
+    waits for, or that wait for one, in pieces."""
 
     name: str
     hosts: int
@@ -150,6 +151,7 @@ class HostGroup:
     nccl: str | None = field(default=None, repr=False)
     device_links: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
     overlap: bool | None = field(default=None, repr=False)
+    windowed_products: bool | None = field(default=None, repr=False)
 
     @property
     def num_devices(self) -> int:

@@ -156,6 +156,12 @@ _GROUP_FIELDS = {
         "whether programs run collectives beside computing; left out: one after the other",
         None,
     ),
+    "windowed_products": Field(
+        Nullable(Flag()),
+        "whether those that do take products and their gathers and scatters in pieces, one beside "
+        "the other; left out: no",
+        None,
+    ),
 }
 GROUP = Record(HostGroup, _GROUP_FIELDS)
 FLAT = Record(lambda **fields: Cluster(fields["name"], (HostGroup(**fields),)), _GROUP_FIELDS)

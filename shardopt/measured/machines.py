@@ -28,8 +28,10 @@ _PRESETS = (
     (r"v6e|trillium", "tpu-v6e"),
 )
 
-# Megatron-LM's options by which a row says that collectives run beside computing.
+# Megatron-LM's options by which a row says that collectives run beside computing; and those of it
+# and of PyTorch for tensor parallelism in pieces.
 _OVERLAPS = re.compile(r"\boverlap-(grad-reduce|param-gather)\b")
+_WINDOWED = re.compile(r"\btp-comm-overlap\b|\basync ?tp\b", re.IGNORECASE)
 
 
 def preset_of(hardware: str) -> str:
@@ -62,12 +64,13 @@ def machine_of(row: Row, framework: Framework) -> HostGroup:
         device=device,
         inter_host=inter,
         overlap=_overlaps(row, framework, group),
+        windowed_products=bool(_WINDOWED.search(row.note)) or group.windowed_products,
         devices_per_host=row.devices_per_host or group.devices_per_host,
     )
 
 
 def _overlaps(row: Row, framework: Framework, group: HostGroup) -> bool | None:
-    if _OVERLAPS.search(row.note):
+    if _OVERLAPS.search(row.note) or _WINDOWED.search(row.note):
         return True
     return group.overlap if framework.overlaps is None else framework.overlaps
 

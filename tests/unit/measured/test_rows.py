@@ -141,6 +141,9 @@ def test_what_cannot_be_said_has_a_reason(
 def test_a_row_that_states_it_overlaps(gpt: Row) -> None:
     noted = replace(gpt, note="overlap-grad-reduce on; vpp not stated")
     assert not case_of(gpt).machine.overlap and case_of(noted).machine.overlap
+    pieces = case_of(replace(gpt, note="+AsyncTP")).machine
+    assert pieces.overlap and pieces.windowed_products
+    assert not case_of(noted).machine.windowed_products
 
 
 def test_a_source_names_its_framework(gpt: Row) -> None:

@@ -10,7 +10,7 @@ from shardopt.cost.collectives import PERMUTE, Step
 from shardopt.cost.resharding_chain import resharding_path
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.sharding.intra_op.overlap import beside_computing
+from shardopt.solve.sharding.intra_op.overlap import beside_computing, in_pieces_share
 from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps
 from shardopt.solve.sharding.strategies.costs import communication_seconds, written_seconds
 
@@ -41,7 +41,8 @@ def find_communication(
     for each in find_reshards(sharded, cluster, fused):
         reshards.setdefault(each.op, []).append(each)
     communication: list[Communication] = []
-    share = cluster.group_of(sharded.mesh).overlap_share
+    owner = cluster.group_of(sharded.mesh)
+    share = owner.overlap_share
     late = beside_computing(sharded.graph)[1] if share else frozenset()
     for index, strategy in sharded.strategies.items():
         op = sharded.graph.ops[index]
@@ -49,7 +50,8 @@ def find_communication(
         for step in strategy.collectives:
             seconds = communication_seconds(cluster, sharded.mesh, (step,))
             reduces = step.kind != PERMUTE
-            beside = share if reduces and index in late else 0.0
+            ends_late = share if reduces and index in late else 0.0
+            beside = max(ends_late, in_pieces_share(owner, op, step))
             communication.append(
                 Communication(index, op.results[0], step, seconds, op.trips, reduces, beside)
             )
@@ -117,7 +119,8 @@ class _Reshards:
     def _move(self, index: int, tensor: int, step: Step, extra: float) -> Communication:
         seconds = communication_seconds(self.cluster, self.sharded.mesh, (step,)) + extra
         trips = self.sharded.graph.trips_of(index, tensor, self.producers[tensor])
-        beside = self.owner.overlap_share * self.is_ready(index, tensor)
+        ready = self.owner.overlap_share * self.is_ready(index, tensor)
+        beside = max(ready, in_pieces_share(self.owner, self.sharded.graph.ops[index], step))
         return Communication(index, tensor, step, seconds, trips, False, beside)
 
     def _in_memory(self, tensor: int, sharding: Sharding) -> float:

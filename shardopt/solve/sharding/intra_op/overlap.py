@@ -3,18 +3,24 @@
     %w = all_gather %shard          its operand was there when the program began: it may start then
     %g = reduce_scatter %partial    no product of the program waits for it: it may end last
     %a = all_reduce %activations    the next product waits for it: nothing runs beside it
+    %y = dot (all_gather %x), %w    in pieces: a product of what came, while the next piece comes
 
 XLA makes collectives asynchronous, and its latency-hiding scheduler starts them as early and awaits
 them as late as it can (xla/service/latency_hiding_scheduler.h). A program of f seconds of
 computing, b seconds of collectives of the first two kinds and w of the third takes max(f, b) + w
-seconds: at least half of their sum, and at most all of it. Collectives of GPUs run on the cores
+seconds: at least half of their sum, and at most all of it. A gather for a product, and a scatter of
+the sum that one makes, belong to the third kind unless the compiler takes both in pieces
+(`HostGroup.windowed_products`; Wang et al., "Overlap Communication with Dependent Computation via
+Decomposition", ASPLOS 2023): then they are beside it. Collectives of GPUs run on the cores
 that compute, which gets slower: of b only the share `HostGroup.overlap_share` counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from shardopt.cost.collectives import ALL_GATHER, REDUCE_SCATTER, Step
 from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.hardware.cluster import HostGroup
 from shardopt.solve.sharding.kernels.fusion import CHEAP
 
 # No program takes less than this share of what it would take without overlap.
@@ -25,6 +31,14 @@ def saved_seconds(compute: float, beside: float) -> float:
     """What a program saves that computes so long, and has collectives beside which it could get on
     by so many seconds of that."""
     return min(compute, beside)
+
+
+def in_pieces_share(group: HostGroup, op: Op, step: Step) -> float:
+    """`HostGroup.overlap_share` for a step that brings an operand to a product, or away what it
+    makes, if the two are taken in pieces; else 0."""
+    if not group.windowed_products or op.name != "dot_general":
+        return 0.0
+    return group.overlap_share if step.kind in (ALL_GATHER, REDUCE_SCATTER) else 0.0
 
 
 def beside_computing(graph: OpGraph) -> tuple[Callable[[int, int], bool], frozenset[int]]:

@@ -16,7 +16,11 @@ from shardopt.cost.collectives import PERMUTE
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.sharding.intra_op.communication import find_reshards
 from shardopt.solve.sharding.intra_op.copies import TensorCopy, find_copies
-from shardopt.solve.sharding.intra_op.overlap import beside_computing, saved_seconds
+from shardopt.solve.sharding.intra_op.overlap import (
+    beside_computing,
+    in_pieces_share,
+    saved_seconds,
+)
 from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps
 from shardopt.solve.sharding.strategies.costs import communication_seconds
 from shardopt.solve.sharding.strategies.strategies import Strategy
@@ -46,26 +50,29 @@ class ShardedPart:
             whole = op.repeat // (op.trips or 1) * each.trips * each.seconds
             seconds[op.group] += whole
             beside[op.group] += each.beside * whole
-        share = tables.cluster.group_of(tables.mesh).overlap_share
-        if not share:
+        if not tables.cluster.group_of(tables.mesh).overlap_share:
             return seconds
-        beside += share * self._late_seconds()
+        beside += self._beside_seconds()
         computing = np.zeros(len(part.kinds))
         for node, op in enumerate(part.graph.ops):
             computing[op.group] += op.repeat * self._strategy(node).compute_seconds
         pairs = zip(computing.tolist(), beside.tolist(), strict=True)
         return seconds - [saved_seconds(*both) for both in pairs]
 
-    def _late_seconds(self) -> np.ndarray:
-        """Seconds of a step in each fragment of collectives that no product waits for."""
+    def _beside_seconds(self) -> np.ndarray:
+        """Seconds of a step in each fragment by which computing gets on beside the collectives of
+        operations: of those that no product waits for, and those of products in pieces."""
         part, tables = self.facts.part, self.tables
+        owner = tables.cluster.group_of(tables.mesh)
         late = beside_computing(part.graph)[1]
         seconds = np.zeros(len(part.kinds))
         for node, op in enumerate(part.graph.ops):
-            if node in late:
-                steps = [s for s in self._strategy(node).collectives if s.kind != PERMUTE]
-                each = communication_seconds(tables.cluster, tables.mesh, steps)
-                seconds[op.group] += op.repeat * each
+            ends_late = owner.overlap_share * (node in late)
+            for step in self._strategy(node).collectives:
+                share = max(ends_late * (step.kind != PERMUTE), in_pieces_share(owner, op, step))
+                if share:
+                    each = communication_seconds(tables.cluster, tables.mesh, (step,))
+                    seconds[op.group] += share * op.repeat * each
         return seconds
 
     def _seconds_of(self, node: int) -> float:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardopt.cost.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Step
 from shardopt.graph.op_graph import Op, OpGraph, Tensor
-from shardopt.solve.sharding.intra_op.overlap import LEAST_SHARE, beside_computing, saved_seconds
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.solve.sharding.intra_op.overlap import (
+    LEAST_SHARE,
+    beside_computing,
+    in_pieces_share,
+    saved_seconds,
+)
 
 WEIGHT, INPUT, CAST, HIDDEN, GELU, NEXT, GRADIENT, SUM, TOTAL = range(9)
 
@@ -38,6 +47,18 @@ def test_what_was_there_before_a_program_is_gathered_ahead() -> None:
 def test_what_no_product_of_the_program_waits_for_is_reduced_behind_them() -> None:
     _, late = beside_computing(graph())
     assert {4, 5, 6} == late, "a gradient, its sum, and the end of the next program"
+
+
+def test_products_in_pieces_are_beside_their_gathers_and_scatters() -> None:
+    product, add = (Op(name, (0, 1), (2,), None) for name in ("dot_general", "add"))
+    plain = replace(load_cluster("h100-sxm").groups[0], overlap=True)
+    pieces = replace(plain, windowed_products=True)
+    for kind, runs in ((ALL_GATHER, True), (REDUCE_SCATTER, True), (ALL_REDUCE, False)):
+        step = Step(kind, ("x",), 1024)
+        assert in_pieces_share(pieces, product, step) == runs * pieces.overlap_share
+        assert in_pieces_share(pieces, add, step) == in_pieces_share(plain, product, step) == 0
+    alone = replace(pieces, overlap=None)
+    assert in_pieces_share(alone, product, Step(ALL_GATHER, ("x",), 1024)) == 0
 
 
 @given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 1e3))
