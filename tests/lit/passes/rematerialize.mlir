@@ -1,6 +1,7 @@
 // RUN: split-file %s %t
 // RUN: shardopt-opt %t/again.mlir --shardopt-verify-chosen --shardopt-rematerialize --shardopt-verify-chosen | FileCheck %t/again.mlir
 // RUN: shardopt-opt %t/read.mlir --shardopt-verify-chosen --shardopt-rematerialize --shardopt-verify-chosen | FileCheck %t/read.mlir
+// RUN: shardopt-opt %t/wanted.mlir --shardopt-verify-chosen --shardopt-rematerialize --shardopt-verify-chosen --shardopt-insert-reshards | FileCheck %t/wanted.mlir
 // RUN: shardopt-opt %S/Inputs/chosen.mlir --shardopt-rematerialize -o %t/same.mlir
 // RUN: shardopt-opt %S/Inputs/chosen.mlir | diff %t/same.mlir -
 
@@ -38,4 +39,22 @@ func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> attributes {shardopt.
   %m = stablehlo.multiply %h, %x {shardopt.strategy = "[{}], [{}] -> [{}]"} : tensor<8xf32>
   %a = stablehlo.add %x, %m {shardopt.strategy = "[{}], [{}] -> [{}]"} : tensor<8xf32>
   return %a : tensor<8xf32>
+}
+
+// The reader that waits for the tangent wants it whole, as another does: it is gathered once, before the barrier.
+//--- wanted.mlir
+// CHECK-LABEL: func.func public @main
+// CHECK: %[[H:.*]] = stablehlo.tanh %arg0
+// CHECK-NEXT: %[[WHOLE:.*]] = stablehlo.custom_call @Sharding(%[[H]]) {shardopt.strategy = "[{x}] -> [{}]"}
+// CHECK-NEXT: %[[N:.*]] = stablehlo.negate %[[WHOLE]]
+// CHECK-NEXT: %[[READ:.*]] = stablehlo.custom_call @Sharding(%[[WHOLE]]) {shardopt.strategy = "[{}] -> [{}]"}
+// CHECK-NEXT: %[[B:.*]]:2 = stablehlo.optimization_barrier %arg1, %[[READ]]
+// CHECK-NEXT: %[[COPY:.*]] = stablehlo.custom_call @Sharding(%[[B]]#0) {shardopt.strategy = "[{x}] -> [{}]"}
+// CHECK-NEXT: stablehlo.multiply %[[B]]#1, %[[COPY]]
+func.func public @main(%x: tensor<8xf32>, %w: tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>) attributes {shardopt.cost = {}, shardopt.mesh = #sdy.mesh<["x"=2]>, shardopt.strategy = "[{x}], [{x}] -> [{}], [{}]",
+    shardopt.rematerialize = [{operand = 1 : i64, readers = array<i64: 2>}]} {
+  %h = stablehlo.tanh %x {shardopt.strategy = "[{x}] -> [{x}]"} : tensor<8xf32>
+  %n = stablehlo.negate %h {shardopt.strategy = "[{}] -> [{}]"} : tensor<8xf32>
+  %m = stablehlo.multiply %h, %w {shardopt.strategy = "[{}], [{}] -> [{}]"} : tensor<8xf32>
+  return %n, %m : tensor<8xf32>, tensor<8xf32>
 }

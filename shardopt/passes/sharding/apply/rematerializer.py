@@ -84,30 +84,44 @@ class Rematerializer:
     ) -> dict[ir.Value, ir.Value]:
         """value -> what it is behind a barrier that also waits for the latest other operand of
         `before`."""
-        anchor = self._anchor(before, {*values, dropped})
-        passed = [*values] if anchor is None else [*values, anchor]
+        position = self._anchor(before, {*values, dropped})
+        anchor = None if position is None else before.operands[position]
+        passed = [*values] if position is None else [*values, self._as_read(before, position)]
         if not passed:
             return {}
         results = barrier(passed, before.location, ir.InsertionPoint(before)).results
         for value, result in zip(passed, results, strict=True):
             self.shardings[result] = self.shardings[value]
-        behind: dict[ir.Value, ir.Value] = dict(zip(passed, results, strict=True))
         # Only the reader waits for the anchor: who else reads it takes it as before.
-        if anchor is not None:
-            _replace(before, anchor, behind.pop(anchor))
-        return behind
+        if position is not None:
+            required = read_strategy(before).operands
+            for each, operand in enumerate(list(before.operands)):
+                if operand == anchor and required[each] == required[position]:
+                    before.operands[each] = results[-1]
+        return dict(zip(values, results, strict=False))
 
-    def _anchor(self, reader: ir.Operation, excluded: set[ir.Value]) -> ir.Value | None:
-        """The operand of `reader` that is computed last."""
-        latest: tuple[int, ir.Value] | None = None
-        for value in reader.operands:
+    def _as_read(self, reader: ir.Operation, position: int) -> ir.Value:
+        """An operand in the sharding in which `reader` wants it. Behind the barrier it is another
+        value, and would be moved once more where others want it moved, too."""
+        value, required = reader.operands[position], read_strategy(reader).operands[position]
+        if self.shardings[value] == required:
+            return value
+        stop = identity(value, reader.location, ir.InsertionPoint(reader))
+        write_strategy(stop, OpStrategy.plain([required], [required]))
+        self.shardings[stop.result] = required
+        return stop.result
+
+    def _anchor(self, reader: ir.Operation, excluded: set[ir.Value]) -> int | None:
+        """The position of the operand of `reader` that is computed last."""
+        latest: tuple[int, int] | None = None
+        for position, value in enumerate(reader.operands):
             maker = defining(value)
             # Arguments and constants are there from the start: a wait for them delays nothing.
             if value in excluded or maker is None or maker.name in CHEAP_TO_CLONE:
                 continue
             number = self.number.get(maker, -1)
             if latest is None or number > latest[0]:
-                latest = number, value
+                latest = number, position
         return None if latest is None else latest[1]
 
     def _constrained(self, value: ir.Value, required: Sharding, before: ir.Operation) -> ir.Value:
