@@ -126,8 +126,8 @@ def module_with_remat(p: Params, x: jax.Array, key: jax.Array) -> jax.Array:
 def vmapped(p: Params, x: jax.Array, key: jax.Array) -> jax.Array:
     """A loss a row; gradients of the mean."""
     row = jax.checkpoint(lambda p, x: jnp.tanh(mlp(p, x)))
-    one = lambda x: head(p, row(p["blocks"][1], row(p["blocks"][0], x)))  # noqa: E731
-    return jnp.mean(jax.vmap(one)(x))
+    losses = jax.vmap(lambda x: head(p, row(p["blocks"][1], row(p["blocks"][0], x))))
+    return jnp.mean(losses(x))
 
 
 @jax.custom_vjp

@@ -19,7 +19,7 @@ from itertools import pairwise
 from jaxlib.mlir import ir
 
 from shardopt.dialect.donation import read_replacements
-from shardopt.extract.op_graph import reads
+from shardopt.extract.op_graph import reads, upstream
 from shardopt.extract.op_work import read_work
 from shardopt.graph.microbatching import Split
 from shardopt.ir.loops import MAX_COUNTED, WHILE, scalar_values, trip_count
@@ -139,18 +139,8 @@ def is_integer(type_: ir.Type) -> bool:
 
 def origins(value: ir.Value) -> set[int]:
     """The arguments that a value is made of."""
-    arguments, seen, pending = set[int](), set[ir.Value](), [value]
-    while pending:
-        value = pending.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        op = defining(value)
-        if op is None:
-            arguments.add(ir.BlockArgument(value).arg_number)
-        else:
-            pending += reads(op)
-    return arguments
+    sources = (source for source in upstream(value) if defining(source) is None)
+    return {ir.BlockArgument(source).arg_number for source in sources}
 
 
 def _check_surroundings(ops: Sequence[ir.Operation], found: Accumulation) -> None:

@@ -27,7 +27,7 @@ from shardopt.extract.windows import read_windows
 from shardopt.graph.op_flops import Work
 from shardopt.graph.op_graph import MARKER, FactorRule, Op, OpGraph, Tensor
 from shardopt.ir.loops import CONTROL_FLOW
-from shardopt.ir.rewriting import BARRIER, operations
+from shardopt.ir.rewriting import BARRIER, defining, operations
 from shardopt.ir.splats import read_splat
 
 _RULE = "sdy.sharding_rule"
@@ -234,6 +234,20 @@ def free_values(op: ir.Operation) -> list[ir.Value]:
 def reads(op: ir.Operation) -> list[ir.Value]:
     """Operands and the outer values its regions capture."""
     return [*op.operands, *free_values(op)] if len(op.regions) else list(op.operands)
+
+
+def upstream(value: ir.Value) -> Iterator[ir.Value]:
+    """The value and what it is made of, each once."""
+    seen, pending = set[ir.Value](), [value]
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        yield value
+        op = defining(value)
+        if op is not None:
+            pending += reads(op)
 
 
 def _collect_free(block: ir.Block, inside: set[ir.Value], free: dict[ir.Value, None]) -> None:

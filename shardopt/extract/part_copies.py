@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 
 from jaxlib.mlir import ir
 
@@ -26,7 +27,7 @@ from shardopt.extract.accumulation import (
     state_numbers,
     state_shapes,
 )
-from shardopt.extract.op_graph import reads
+from shardopt.extract.op_graph import reads, upstream
 from shardopt.extract.repeated_ops import Key, Numbering, is_pure
 from shardopt.ir.rewriting import defining, operations, shape_of
 
@@ -123,22 +124,11 @@ def _is_brought(value: ir.Value, state: Set[int]) -> bool:
     tensor = ir.RankedTensorType(value.type)
     if str(tensor.element_type) == "ui32" and tensor.rank < 2:
         return False
-    seen, pending, is_brought = set[ir.Value](), [value], False
-    while pending:
-        value = pending.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        op = defining(value)
-        if op is not None:
-            pending += reads(op)
-        elif ir.BlockArgument(value).arg_number in state:
-            return False
-        else:
-            is_brought = True
-        if len(seen) > _MAX_STEPS:
-            return False
-    return is_brought
+    sources = list(islice(upstream(value), _MAX_STEPS + 1))
+    arguments = {
+        ir.BlockArgument(source).arg_number for source in sources if defining(source) is None
+    }
+    return len(sources) <= _MAX_STEPS and bool(arguments) and arguments.isdisjoint(state)
 
 
 def _part_slice(op: ir.Operation) -> PartSlice | None:

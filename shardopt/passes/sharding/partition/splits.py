@@ -48,11 +48,10 @@ def read_split(
                     raise CannotSplit("its operands and results are split in different ways")
     reduction = rule.reduction if rule is not None else frozenset()
     reduced = {axis for factor in reduction for axis in axes.get(factor, ())}
-    in_order = lambda chosen: tuple(a for a in mesh.axis_names if a in chosen)  # noqa: E731
     return OpSplit(
         {factor: split for factor, split in axes.items() if split},
-        in_order(reduced),
-        in_order(terms),
+        tuple(axis for axis in mesh.axis_names if axis in reduced),
+        tuple(axis for axis in mesh.axis_names if axis in terms),
     )
 
 

@@ -8,7 +8,7 @@ benchmarks/cost/memory_accounting.py for how closely."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
@@ -44,6 +44,24 @@ class ExecutionOrder:
     readers: tuple[tuple[int, ...], ...]
     second_buffers: tuple[SecondBuffer, ...] = ()
     overwritten: Mapping[int, frozenset[int]] | None = None
+
+
+def place_with_makers(
+    op: int, makers_of: Callable[[int], Iterable[int]], order: dict[int, None]
+) -> None:
+    """Append `op` to `order`, behind those of its makers, and of theirs, that are not in it; the
+    last of `makers_of` comes first."""
+    # A stack of its own: chains of fused operations exceed what Python allows of recursion.
+    pending = [(op, False)]
+    while pending:
+        current, ready = pending.pop()
+        if current in order:
+            continue
+        if ready:
+            order[current] = None
+            continue
+        pending.append((current, True))
+        pending += [(maker, False) for maker in makers_of(current)]
 
 
 def execution_order(graph: OpGraph, cheap_to_clone: Set[int], fusion: Fusion) -> ExecutionOrder:
@@ -189,20 +207,15 @@ class _Scheduler:
         return list(order)
 
     def _place(self, op: int, group: Set[int], order: dict[int, None]) -> None:
-        # A stack of its own: chains of fused operations exceed what Python allows of recursion.
-        pending = [(op, False)]
-        while pending:
-            current, ready = pending.pop()
-            if current in order:
-                continue
-            if ready:
-                order[current] = None
-                continue
-            pending.append((current, True))
-            for operand in reversed(self.graph.ops[current].operands):
-                maker = self.makers[operand]
-                if maker >= 0 and operand in self.fused and self.graph.ops[maker].group in group:
-                    pending.append((maker, False))
+        def fused_makers(op: int) -> list[int]:
+            makers = ((t, self.makers[t]) for t in reversed(self.graph.ops[op].operands))
+            return [
+                maker
+                for tensor, maker in makers
+                if maker >= 0 and tensor in self.fused and self.graph.ops[maker].group in group
+            ]
+
+        place_with_makers(op, fused_makers, order)
 
     def listed(self, ops: Sequence[int]) -> list[int]:
         """Of the operations that are ready, always the one that frees most bytes beyond those it

@@ -13,6 +13,7 @@ from shardopt.solve.sharding.kernels.execution_order import (
     ExecutionOrder,
     SecondBuffer,
     fragments,
+    place_with_makers,
     with_loops_as_ops,
 )
 from shardopt.solve.sharding.kernels.fusion import touched_at
@@ -111,18 +112,11 @@ class _HostProgram:
         return span if len(span) == 1 or len(loops) > 1 else self.order([span])
 
     def _place(self, op: int, inside: Set[int], order: dict[int, None]) -> None:
-        # A stack of its own: chains of fused operations exceed what Python allows of recursion.
-        pending = [(op, False)]
-        while pending:
-            current, ready = pending.pop()
-            if current in order:
-                continue
-            if ready:
-                order[current] = None
-                continue
-            pending.append((current, True))
-            makers = (self.makers[operand] for operand in self.with_markers.ops[current].operands)
-            pending += [(maker, False) for maker in makers if maker in inside]
+        def made_by(op: int) -> list[int]:
+            operands = self.with_markers.ops[op].operands
+            return [m for m in (self.makers[operand] for operand in operands) if m in inside]
+
+        place_with_makers(op, made_by, order)
 
     def execution(self, order: Sequence[int]) -> ExecutionOrder:
         places = self._places(order)
