@@ -32,77 +32,93 @@ def collective(kind: str, bytes: int, group: int, devices: int, *, scatters: boo
 def _collective_link(
     kind: str, elements: int, group: int, groups: list[list[int]], scatters: bool
 ) -> tuple[Link, str]:
-    type_ = type_text((elements,), "f32")
-    where = f"replica_groups = dense<{groups}> : tensor<{len(groups)}x{group}xi64>"
-    add = ADD.replace("tensor<T>", "tensor<f32>")
-
-    def all_reduce(step: int, x: str) -> tuple[str, str]:
-        return (
-            f'%y{step} = "stablehlo.all_reduce"({x}) <{{{where}}}> {add} : ({type_}) -> {type_}',
-            f"%y{step}",
-        )
-
-    def permute(step: int, x: str) -> tuple[str, str]:
-        pairs = [[each[k], each[(k + 1) % group]] for each in groups for k in range(group)]
-        pairs_text = f"source_target_pairs = dense<{pairs}> : tensor<{len(pairs)}x2xi64>"
-        return (
-            f'%y{step} = "stablehlo.collective_permute"({x}) <{{{pairs_text}}}> : ({type_}) -> '
-            f"{type_}",
-            f"%y{step}",
-        )
-
-    def all_to_all(step: int, x: str) -> tuple[str, str]:
-        dims = (
-            f"split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = {group} : "
-            f"i64, {where}"
-        )
-        return (
-            f'%y{step} = "stablehlo.all_to_all"({x}) <{{{dims}}}> : ({type_}) -> {type_}',
-            f"%y{step}",
-        )
-
-    def all_gather(step: int, x: str) -> tuple[str, str]:
-        back, result = write_back(step, x, (elements,), (elements * group,), "f32")
-        types = f"({type_}) -> {type_text((elements * group,), 'f32')}"
-        return (
-            f'%y{step} = "stablehlo.all_gather"({x}) <{{all_gather_dim = 0 : i64, {where}}}> : '
-            f"{types}\n{back}",
-            result,
-        )
-
-    def reduce_scatter(step: int, x: str) -> tuple[str, str]:
-        part = type_text((elements // group,), "f32")
-        back, result = write_back(step, x, (elements,), (elements // group,), "f32")
-        if scatters:
-            op = (
-                f'"stablehlo.reduce_scatter"({x}) <{{scatter_dimension = 0 : i64, {where}}}> '
-                f"{add} : ({type_}) -> {part}"
-            )
-            return f"%y{step} = {op}\n{back}", result
-        return (
-            f'%f{step} = "stablehlo.all_reduce"({x}) <{{{where}}}> {add} : ({type_}) -> {type_}\n'
-            f"%id{step} = stablehlo.replica_id : tensor<ui32>\n"
-            f"%n{step} = stablehlo.constant dense<{group}> : tensor<ui32>\n"
-            f"%k{step} = stablehlo.remainder %id{step}, %n{step} : tensor<ui32>\n"
-            f"%m{step} = stablehlo.constant dense<{elements // group}> : tensor<ui32>\n"
-            f"%p{step} = stablehlo.multiply %k{step}, %m{step} : tensor<ui32>\n"
-            f"%y{step} = stablehlo.dynamic_slice %f{step}, %p{step}, sizes = [{elements // group}] "
-            ": "
-            f"({type_}, tensor<ui32>) -> {part}\n{back}",
-            result,
-        )
-
+    links = _Links(elements, group, groups)
     table: dict[str, tuple[Link, str]] = {
-        collectives.ALL_REDUCE: (all_reduce, "all-reduce"),
-        collectives.PERMUTE: (permute, "collective-permute"),
-        collectives.ALL_TO_ALL: (all_to_all, "all-to-all"),
-        collectives.ALL_GATHER: (all_gather, "all-gather"),
+        collectives.ALL_REDUCE: (links.all_reduce, "all-reduce"),
+        collectives.PERMUTE: (links.permute, "collective-permute"),
+        collectives.ALL_TO_ALL: (links.all_to_all, "all-to-all"),
+        collectives.ALL_GATHER: (links.all_gather, "all-gather"),
         collectives.REDUCE_SCATTER: (
-            reduce_scatter,
-            "reduce-scatter" if scatters else "all-reduce",
+            (links.reduce_scatter, "reduce-scatter")
+            if scatters
+            else (links.part_of_all_reduce, "all-reduce")
         ),
     }
     return table[kind]
+
+
+class _Links:
+    """The text of one collective of a chain, by kind: of `elements` numbers a device, within each
+    of `groups` of `group` devices."""
+
+    def __init__(self, elements: int, group: int, groups: list[list[int]]) -> None:
+        self.elements, self.group, self.groups = elements, group, groups
+        self.type = type_text((elements,), "f32")
+        self.where = f"replica_groups = dense<{groups}> : tensor<{len(groups)}x{group}xi64>"
+        self.add = ADD.replace("tensor<T>", "tensor<f32>")
+
+    def all_reduce(self, step: int, x: str) -> tuple[str, str]:
+        return self._sum("y", step, x), f"%y{step}"
+
+    def permute(self, step: int, x: str) -> tuple[str, str]:
+        pairs = [
+            [each[k], each[(k + 1) % self.group]] for each in self.groups for k in range(self.group)
+        ]
+        pairs_text = f"source_target_pairs = dense<{pairs}> : tensor<{len(pairs)}x2xi64>"
+        return (
+            f'%y{step} = "stablehlo.collective_permute"({x}) <{{{pairs_text}}}> : '
+            f"({self.type}) -> {self.type}",
+            f"%y{step}",
+        )
+
+    def all_to_all(self, step: int, x: str) -> tuple[str, str]:
+        dims = (
+            f"split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = {self.group} : "
+            f"i64, {self.where}"
+        )
+        return (
+            f'%y{step} = "stablehlo.all_to_all"({x}) <{{{dims}}}> : ({self.type}) -> {self.type}',
+            f"%y{step}",
+        )
+
+    def all_gather(self, step: int, x: str) -> tuple[str, str]:
+        whole = self.elements * self.group
+        back, result = write_back(step, x, (self.elements,), (whole,), "f32")
+        types = f"({self.type}) -> {type_text((whole,), 'f32')}"
+        return (
+            f'%y{step} = "stablehlo.all_gather"({x}) <{{all_gather_dim = 0 : i64, {self.where}}}> '
+            f": {types}\n{back}",
+            result,
+        )
+
+    def reduce_scatter(self, step: int, x: str) -> tuple[str, str]:
+        part = self.elements // self.group
+        back, result = write_back(step, x, (self.elements,), (part,), "f32")
+        return (
+            f'%y{step} = "stablehlo.reduce_scatter"({x}) '
+            f"<{{scatter_dimension = 0 : i64, {self.where}}}> "
+            f"{self.add} : ({self.type}) -> {type_text((part,), 'f32')}\n{back}",
+            result,
+        )
+
+    def part_of_all_reduce(self, step: int, x: str) -> tuple[str, str]:
+        part = self.elements // self.group
+        back, result = write_back(step, x, (self.elements,), (part,), "f32")
+        return (
+            f"{self._sum('f', step, x)}\n"
+            f"%id{step} = stablehlo.replica_id : tensor<ui32>\n"
+            f"%n{step} = stablehlo.constant dense<{self.group}> : tensor<ui32>\n"
+            f"%k{step} = stablehlo.remainder %id{step}, %n{step} : tensor<ui32>\n"
+            f"%m{step} = stablehlo.constant dense<{part}> : tensor<ui32>\n"
+            f"%p{step} = stablehlo.multiply %k{step}, %m{step} : tensor<ui32>\n"
+            f"%y{step} = stablehlo.dynamic_slice %f{step}, %p{step}, sizes = [{part}] : "
+            f"({self.type}, tensor<ui32>) -> {type_text((part,), 'f32')}\n{back}",
+            result,
+        )
+
+    def _sum(self, name: str, step: int, x: str) -> str:
+        reduced = f'"stablehlo.all_reduce"({x}) <{{{self.where}}}> {self.add}'
+        return f"%{name}{step} = {reduced} : ({self.type}) -> {self.type}"
 
 
 # A sum left open along the mesh and then wanted in parts: a reduce-scatter where the backend has

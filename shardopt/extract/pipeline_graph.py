@@ -4,6 +4,7 @@ things take."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -88,67 +89,96 @@ def read_pipeline(program: StepProgram, meshes: tuple[Mesh, ...]) -> PipelineGra
     cluster = (
         read_cluster(program.module) if CLUSTER in program.module.operation.attributes else None
     )
-    # Value -> the task that makes it, seconds of the transfers since, and the NICs that these use.
-    made_by: dict[ir.Value, tuple[StageTask, float, frozenset[int]]] = {}
-    seconds: dict[StageTask, float] = {}
-    # Bytes between the two tasks, seconds of the longest way, NICs of all ways.
-    edges: dict[tuple[StageTask, StageTask], tuple[int, float, frozenset[int]]] = {}
-    kept: dict[StageTask, int] = {}
-    counted: set[ir.Value] = set()
+    read = _Dataflow(by_name, cluster)
     for op in program.body_ops:
-        if op.name == "mpmd.transfer":
-            if op.operands[0] in made_by:
-                source, before, nics = made_by[op.operands[0]]
-                used = nics | _nics(op, cluster)
-                made_by[op.results[0]] = (source, before + _transfer_seconds(op), used)
-            continue
-        task = task_of(op)
-        seconds[task] = (
-            seconds.get(task, 0.0) + _fragment_seconds(op) + _call_seconds(op, by_name, cluster)
-        )
-        for value in op.operands:
-            if value not in made_by or made_by[value][0] == task:
-                continue
-            source, delay, nics = made_by[value]
-            size, longest, used = edges.get((source, task), (0, 0.0, frozenset[int]()))
-            moved = (
-                read_tensor(parse_mesh_tensor(value.type).tensor).size_bytes
-                if source.stage != task.stage
-                else 0
-            )
-            # Each value of a message has the seconds of all of it: they count once.
-            edges[source, task] = (size + moved, max(longest, delay), used | nics)
-            # What the backward of a stage reads of its forward is held in between, once for all
-            # readers.
-            if source.stage == task.stage and value not in counted:
-                counted.add(value)
-                kept[source] = kept.get(source, 0) + local_bytes(value.type, by_name)
-        made_by.update((result, (task, 0.0, frozenset[int]())) for result in op.results)
-    num_stages = max((task.stage for task in seconds), default=0) + 1
+        read.add(op)
+    num_stages = max((task.stage for task in read.seconds), default=0) + 1
     homes = {_stage_of(op): _mesh_of(op) for op in program.body_ops if op.name != "mpmd.transfer"}
     numbers = {mesh.name: number for number, mesh in enumerate(meshes)}
-    graph = StageGraph(
-        tuple(seconds), tuple(StageEdge(a, b, size) for (a, b), (size, _, _) in edges.items())
-    )
     held = step_bytes(program, by_name)
     return PipelineGraph(
-        graph=graph,
-        task_seconds=seconds,
-        transfer_seconds=tuple(delay for _, delay, _ in edges.values()),
-        activation_bytes=kept,
+        graph=StageGraph(
+            tuple(read.seconds),
+            tuple(StageEdge(*ends, way.bytes) for ends, way in read.ways.items()),
+        ),
+        task_seconds=read.seconds,
+        transfer_seconds=tuple(way.seconds for way in read.ways.values()),
+        activation_bytes=read.kept,
         fixed_bytes=held.in_loop,
         num_stages=num_stages,
         stage_to_mesh=tuple(
             numbers[homes[stage]] if stage in homes else min(stage, len(meshes) - 1)
             for stage in range(num_stages)
         ),
-        edge_links=tuple(tuple(sorted(nics)) for _, _, nics in edges.values()),
+        edge_links=tuple(tuple(sorted(way.nics)) for way in read.ways.values()),
         sharing=sharing_of(cluster, [mesh.devices for mesh in meshes])
         if cluster is not None
         else None,
         live=live_values(program, by_name, task_of),
         outside_bytes=held.outside_loop,
     )
+
+
+class _Way(NamedTuple):
+    """From one task to another: bytes that change meshes, seconds of the longest transfer, NICs of
+    all."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+    nics: frozenset[int] = frozenset()
+
+
+class _Origin(NamedTuple):
+    """The task that makes a value, seconds of the transfers since, and the NICs that these use."""
+
+    task: StageTask
+    seconds: float = 0.0
+    nics: frozenset[int] = frozenset()
+
+
+class _Dataflow:
+    """Tasks of a loop body, and what flows between them, operation by operation."""
+
+    def __init__(self, meshes: dict[str, Mesh], cluster: Cluster | None) -> None:
+        self.meshes, self.cluster = meshes, cluster
+        self.seconds: dict[StageTask, float] = {}
+        self.ways: dict[tuple[StageTask, StageTask], _Way] = {}
+        self.kept: dict[StageTask, int] = {}
+        self._origins: dict[ir.Value, _Origin] = {}
+        self._counted: set[ir.Value] = set()
+
+    def add(self, op: ir.Operation) -> None:
+        if op.name == "mpmd.transfer":
+            self._add_transfer(op)
+            return
+        task = task_of(op)
+        took = _fragment_seconds(op) + _call_seconds(op, self.meshes, self.cluster)
+        self.seconds[task] = self.seconds.get(task, 0.0) + took
+        for value in op.operands:
+            origin = self._origins.get(value)
+            if origin is not None and origin.task != task:
+                self._add_read(value, origin, task)
+        self._origins.update((result, _Origin(task)) for result in op.results)
+
+    def _add_transfer(self, op: ir.Operation) -> None:
+        origin = self._origins.get(op.operands[0])
+        if origin is not None:
+            nics = origin.nics | _nics(op, self.cluster)
+            seconds = origin.seconds + _transfer_seconds(op)
+            self._origins[op.results[0]] = _Origin(origin.task, seconds, nics)
+
+    def _add_read(self, value: ir.Value, origin: _Origin, task: StageTask) -> None:
+        source, way = origin.task, self.ways.get((origin.task, task), _Way())
+        crosses = source.stage != task.stage
+        moved = read_tensor(parse_mesh_tensor(value.type).tensor).size_bytes if crosses else 0
+        # Each value of a message has the seconds of all of it: they count once.
+        longest = max(way.seconds, origin.seconds)
+        self.ways[source, task] = _Way(way.bytes + moved, longest, way.nics | origin.nics)
+        # What the backward of a stage reads of its forward is held in between, once for all
+        # readers.
+        if not crosses and value not in self._counted:
+            self._counted.add(value)
+            self.kept[source] = self.kept.get(source, 0) + local_bytes(value.type, self.meshes)
 
 
 def simulate_pipeline(

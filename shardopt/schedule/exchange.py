@@ -60,82 +60,106 @@ class ExchangeOutcome:
 def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> ExchangeOutcome:
     """Run the meshes against each other, in O(steps). With `lanes`, a message waits only behind
     others for its receiver."""
-    send, recv = Do.SEND, Do.RECV
-    sender = {value: mesh for mesh, row in enumerate(steps) for do, value in row if do is send}
-    lane = _lanes(steps, sender) if lanes else sender
-    position = [0] * len(steps)
-    count = max(lane.values(), default=0) + 1 if lanes else len(steps)
-    # Messages of each lane in the order of their sends.
-    queues: list[list[int]] = [[] for _ in range(count)]
-    through = [0] * count  # how many of them have arrived
-    # The same of each mesh, and how many have arrived before the first that has not.
-    made, first_left = ([[] for _ in steps], [0] * len(steps)) if lanes else (queues, through)
-    arrived: set[int] = set()
-    sent: set[int] = set()
-    waiting: dict[int, int] = {}  # message -> the mesh that stands at its RECV
-    settling: set[int] = set()  # meshes that stand at a SENT
-    received: list[int] = []
-    runnable = deque(range(len(steps)))
-    while runnable:
-        mesh = runnable.popleft()
-        row, at = steps[mesh], position[mesh]
-        while at < len(row):
-            do, value = row[at]
-            if do is send:
-                at_lane = lane[value] if lanes else mesh
-                queue = queues[at_lane]
-                queue.append(value)
-                if lanes:
-                    made[mesh].append(value)
-                sent.add(value)
-                # The receiver stands there already; under rendezvous it takes only the first of its
-                # lane.
-                if value in waiting and (not rendezvous or len(queue) == through[at_lane] + 1):
-                    runnable.append(waiting.pop(value))
-            elif do is recv:
-                at_lane = lane[value]
-                queue = queues[at_lane]
-                if value not in sent or (rendezvous and queue[through[at_lane]] != value):
-                    waiting[value] = mesh
+    exchange = _Exchange(steps, rendezvous, lanes)
+    exchange.run()
+    return exchange.outcome()
+
+
+class _Exchange:
+    """Meshes with their positions, and lanes with the messages in them."""
+
+    def __init__(self, steps: Steps, rendezvous: bool, lanes: bool) -> None:
+        self.steps, self.rendezvous, self.lanes = steps, rendezvous, lanes
+        self.sender = {
+            value: mesh for mesh, row in enumerate(steps) for do, value in row if do is Do.SEND
+        }
+        self.lane = _lanes(steps, self.sender) if lanes else self.sender
+        count = max(self.lane.values(), default=0) + 1 if lanes else len(steps)
+        self.position = [0] * len(steps)
+        # Messages of each lane in the order of their sends, and how many of them have arrived.
+        self.queues: list[list[int]] = [[] for _ in range(count)]
+        self.through = [0] * count
+        # The same of each mesh, and how many have arrived before the first that has not.
+        self.made = [[] for _ in steps] if lanes else self.queues
+        self.first_left = [0] * len(steps) if lanes else self.through
+        self.sent: set[int] = set()
+        self.arrived: set[int] = set()
+        self.waiting: dict[int, int] = {}  # message -> the mesh that stands at its RECV
+        self.settling: set[int] = set()  # meshes that stand at a SENT
+        self.received: list[int] = []
+        self.runnable = deque(range(len(steps)))
+
+    def run(self) -> None:
+        while self.runnable:
+            mesh = self.runnable.popleft()
+            row, at = self.steps[mesh], self.position[mesh]
+            while at < len(row):
+                do, value = row[at]
+                if do is Do.SEND:
+                    self._send(mesh, value)
+                elif do is Do.RECV:
+                    if not self._receive(mesh, value):
+                        break
+                # A SENT; eager sends are through at once.
+                elif self.rendezvous and self.first_left[mesh] < value:
+                    self.settling.add(mesh)
                     break
-                through[at_lane] += 1
-                received.append(value)
-                if rendezvous:
-                    source = sender[value]
-                    if lanes:
-                        arrived.add(value)
-                        _advance(made[source], first_left, source, arrived)
-                    if source in settling:
-                        settling.remove(source)
-                        runnable.append(source)
-                    following = queue[through[at_lane]] if through[at_lane] < len(queue) else -1
-                    if following in waiting:
-                        runnable.append(waiting.pop(following))
-            # A SENT; eager sends are through at once.
-            elif rendezvous and first_left[mesh] < value:
-                settling.add(mesh)
-                break
-            at += 1
-        position[mesh] = at
-    stopped = {mesh: at for mesh, at in enumerate(position) if at < len(steps[mesh])}
-    if not rendezvous:
-        return ExchangeOutcome(stopped, tuple(received), {}, {})
-    holding = {
-        mesh: queue[first_left[mesh]]
-        for mesh, queue in enumerate(made)
-        if first_left[mesh] < len(queue)
-    }
-    ahead = {
-        value: queue[through[at]]
-        for at, queue in enumerate(queues)
-        for value in queue[through[at] :]
-    }
-    return ExchangeOutcome(stopped, tuple(received), holding, ahead)
+                at += 1
+            self.position[mesh] = at
 
+    def _send(self, mesh: int, message: int) -> None:
+        lane = self.lane[message]
+        self.queues[lane].append(message)
+        if self.lanes:
+            self.made[mesh].append(message)
+        self.sent.add(message)
+        if message in self.waiting and (not self.rendezvous or self._front(lane) == message):
+            self.runnable.append(self.waiting.pop(message))
 
-def _advance(made: list[int], first_left: list[int], mesh: int, arrived: set[int]) -> None:
-    while first_left[mesh] < len(made) and made[first_left[mesh]] in arrived:
-        first_left[mesh] += 1
+    def _receive(self, mesh: int, message: int) -> bool:
+        """Whether the mesh has it now; it waits otherwise."""
+        lane = self.lane[message]
+        if message not in self.sent or (self.rendezvous and self._front(lane) != message):
+            self.waiting[message] = mesh
+            return False
+        self.through[lane] += 1
+        self.received.append(message)
+        if self.rendezvous:
+            self._settle(message)
+            following = self._front(lane)
+            if following in self.waiting:
+                self.runnable.append(self.waiting.pop(following))
+        return True
+
+    def _front(self, lane: int) -> int:
+        """The message of a lane that goes out next, or -1."""
+        queue, through = self.queues[lane], self.through[lane]
+        return queue[through] if through < len(queue) else -1
+
+    def _settle(self, message: int) -> None:
+        """A message has arrived: its sender may stand at a SENT."""
+        mesh = self.sender[message]
+        if self.lanes:
+            self.arrived.add(message)
+            made = self.made[mesh]
+            while self.first_left[mesh] < len(made) and made[self.first_left[mesh]] in self.arrived:
+                self.first_left[mesh] += 1
+        if mesh in self.settling:
+            self.settling.remove(mesh)
+            self.runnable.append(mesh)
+
+    def outcome(self) -> ExchangeOutcome:
+        stopped = {mesh: at for mesh, at in enumerate(self.position) if at < len(self.steps[mesh])}
+        if not self.rendezvous:
+            return ExchangeOutcome(stopped, tuple(self.received), {}, {})
+        left = zip(self.made, self.first_left, strict=True)
+        holding = {mesh: made[at] for mesh, (made, at) in enumerate(left) if at < len(made)}
+        ahead = {
+            message: queue[through]
+            for queue, through in zip(self.queues, self.through, strict=True)
+            for message in queue[through:]
+        }
+        return ExchangeOutcome(stopped, tuple(self.received), holding, ahead)
 
 
 def _lanes(steps: Steps, sender: dict[int, int]) -> dict[int, int]:
