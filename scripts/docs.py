@@ -108,6 +108,7 @@ def passes_page() -> str:
     """`docs/reference/passes.md`: the phases in order with their steps and options, then every
     pass."""
     from shardopt.passes.registry import PASSES, pass_class
+    from shardopt.passes.remark_kinds import REMARK_KINDS
     from shardopt.pipeline.phases import PHASES, PIPELINES
 
     blocks = [
@@ -125,6 +126,8 @@ def passes_page() -> str:
     blocks.append("## Passes")
     for name in PASSES:
         blocks += _pass_blocks(pass_class(name))
+    kinds = ((f"`{kind}`", _sentence(text)) for kind, text in REMARK_KINDS.items())
+    blocks += ["## Remarks", "What `--remarks=KIND` selects.", _table(("kind", ""), kinds)]
     return _page(blocks)
 
 

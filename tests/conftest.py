@@ -5,7 +5,15 @@ from __future__ import annotations
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 from shardopt.ir.jax_versions import kernel_options
+
+# The same draws in every run, however busy the machine. `--hypothesis-profile=explore` draws anew.
+_PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("suite", derandomize=True, **_PATIENT)
+settings.register_profile("explore", derandomize=False, **_PATIENT)
+settings.load_profile("suite")
 
 # Of the processes that tests start, too. A test of the cache names a folder of its own.
 os.environ["SHARDOPT_CACHE"] = "off"

@@ -42,9 +42,9 @@ from shardopt.support.readers import (
     Number,
     Schema,
     Text,
-    suggestion,
 )
 from shardopt.support.records import Field, Items, Nullable, Record, Table
+from shardopt.support.suggestions import suggestion
 
 LINK = Record(
     Link,

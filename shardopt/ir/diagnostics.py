@@ -24,7 +24,6 @@ Severity: TypeAlias = Literal["error", "warning", "remark", "note"]
 # What a remark is about: something that was done, something that was not, or a figure behind a
 # decision.
 RemarkCategory: TypeAlias = Literal["passed", "missed", "analysis"]
-REMARK_CATEGORIES: tuple[RemarkCategory, ...] = ("passed", "missed", "analysis")
 Handler: TypeAlias = "Callable[[Diagnostic], None]"
 Located: TypeAlias = ir.Operation | ir.OpView | ir.Value | ir.Location | None
 

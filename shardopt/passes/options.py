@@ -14,14 +14,13 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
 from shardopt.options.plan_options import PlanOptions
 from shardopt.options.table import row_of
 from shardopt.support.errors import UserError
+from shardopt.support.suggestions import unknown_name
 
 T = TypeVar("T")
 
@@ -146,17 +145,6 @@ def print_options(obj: Any) -> str:
     return " ".join(
         f"{spec.name}={_print_value(value)}" for spec, value in values if value != spec.default
     )
-
-
-def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
-    """The message for a misspelled name: the closest known name, or all of them when there are
-    few."""
-    close = get_close_matches(name, known, n=1)
-    if close:
-        return f"unknown {what}: '{name}'; did you mean '{close[0]}'?"
-    if 0 < len(known) <= 20:
-        return f"unknown {what}: '{name}'; expected one of {', '.join(known)}"
-    return f"unknown {what}: '{name}'"
 
 
 def balanced_end(text: str, start: int) -> int:

@@ -79,7 +79,7 @@ PASSES: dict[str, str] = {
 @cache
 def pass_class(name: str) -> type[Pass]:
     """The class registered under `name`. Raises UserError for an unknown name."""
-    from shardopt.passes.options import unknown_name
+    from shardopt.support.suggestions import unknown_name
 
     target = PASSES.get(name)
     if target is None:

@@ -21,10 +21,11 @@ from shardopt.ir.native import (
     native_pipeline_error,
 )
 from shardopt.passes.base import Pass
-from shardopt.passes.options import OptionError, balanced_end, split_options, unknown_name
+from shardopt.passes.options import OptionError, balanced_end, split_options
 from shardopt.passes.registry import PASSES, PREFIX, RUN_INSTEAD, pass_class
 from shardopt.pipeline.phases import PHASE_NAMES, expand_phase, find_phase
 from shardopt.support.errors import UserError
+from shardopt.support.suggestions import unknown_name
 
 ROOT_ANCHOR = "builtin.module"
 NAME = re.compile(r"[A-Za-z_][\w.$-]*")

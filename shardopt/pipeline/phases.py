@@ -15,10 +15,10 @@ from shardopt.passes.options import (
     OptionText,
     option_specs,
     split_options,
-    unknown_name,
 )
 from shardopt.passes.registry import PASSES, PREFIX, pass_class
 from shardopt.support.errors import UserError
+from shardopt.support.suggestions import unknown_name
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -31,6 +30,7 @@ from shardopt.schedule.graph import StageGraph, chain_graph
 from shardopt.schedule.memory import peak_in_flight
 from shardopt.schedule.tasks import Schedule, TaskKind
 from shardopt.support.errors import UserError
+from shardopt.support.suggestions import unknown_name
 
 ScheduleBuilder = Callable[[int, int, int], Schedule]  # stages, microbatches, meshes
 GraphBuilder = Callable[[int, int, tuple[TaskKind, ...]], StageGraph]  # stages, meshes, kinds
@@ -149,11 +149,7 @@ def find_schedule(name: str) -> ScheduleKind:
     """
     plain, colon, count = name.partition(":")
     if plain not in SCHEDULES:
-        close = get_close_matches(plain.lower(), SCHEDULES, n=1, cutoff=0.5)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        raise UserError(
-            f"unknown schedule '{name}': {hint}known schedules are {', '.join(SCHEDULES)}"
-        )
+        raise UserError(unknown_name("schedule", plain, tuple(SCHEDULES)))
     kind = SCHEDULES[plain]
     if not colon:
         return kind

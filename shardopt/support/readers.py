@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Protocol
 
 Schema = dict[str, Any]
@@ -137,12 +136,6 @@ POSITIVE = Number(above=0)
 NOT_NEGATIVE = Number(at_least=0)
 SHARE = Number(above=0, at_most=1)
 INDEX = Number(at_least=0, whole=True)
-
-
-def suggestion(word: str, known: Sequence[str]) -> str:
-    """The end of a message about an unknown word: the known word that was meant, or all of them."""
-    close = get_close_matches(word, known, n=1)
-    return f"; did you mean '{close[0]}'?" if close else f" (known: {', '.join(known)})"
 
 
 def _unknown(word: str, known: Sequence[str]) -> str:

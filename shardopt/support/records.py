@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardopt.support.readers import Schema, ValueReader, shown, suggestion, wrong
+from shardopt.support.readers import Schema, ValueReader, shown, wrong
+from shardopt.support.suggestions import suggestion
 
 REQUIRED = object()
 

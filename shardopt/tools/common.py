@@ -7,10 +7,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardopt import __version__
 from shardopt.support.errors import UserError
+from shardopt.support.suggestions import suggestion
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +63,23 @@ class ToolParser(argparse.ArgumentParser):
         """What stands behind `--name`, or behind `-n`."""
         return self._option_string_actions.get(name)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """An unknown option is refused by the command that it was given to, which knows what it
+        could have been."""
+        parsed, left = super().parse_known_args(args, namespace)
+        for word in left:
+            if word.startswith("-") and len(word) > 1:
+                name, known = word.partition("=")[0], [*self._option_string_actions]
+                self.error(f"unknown option: '{name}'{suggestion(name, known)}")
+        return parsed, left
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            name = str(value)
+            meant = suggestion(name, known)
+            raise argparse.ArgumentError(action, f"invalid choice: '{name}'{meant}")
+
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
@@ -70,8 +88,16 @@ class ShowVersion(argparse.Action):
     """`--version`: what a report of a bug should name."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(version_line(parser.prog))
-        parser.exit()
+        show_and_exit(parser, version_line(parser.prog))
+
+
+def show_and_exit(parser: argparse.ArgumentParser, text: str) -> NoReturn:
+    """Print an answer of the parser itself to standard output."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        forget_output()
+    parser.exit()
 
 
 def version_line(tool: str) -> str:
@@ -101,13 +127,18 @@ def run_tool(name: str, body: Callable[[], int | None]) -> int:
     except UserError as error:
         report_user_error(name, error)
         return EXIT_USER_ERROR
-    except BrokenPipeError:  # the reader of our output left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        forget_output()
         return EXIT_USER_ERROR
     except Exception:
         report_bug(name)
         return EXIT_BUG
     return code or EXIT_OK
+
+
+def forget_output() -> None:
+    """The reader of our output left, as `head` does: what is still to be flushed goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report_bug(name: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any, get_args
 from shardopt.options.names import BatchArguments, MeshIntraOp
 from shardopt.options.plan_options import PlanOptions
 from shardopt.options.table import Function, OptionRow, rows
-from shardopt.passes.options import unknown_name
 from shardopt.support.errors import UserError
+from shardopt.support.suggestions import unknown_name
 
 # Keywords that name a file, and what they are expected to be.
 _PATHS = {

@@ -33,10 +33,10 @@ from shardopt.frontend.steps.step_call import ArgumentNumbers, batch_dimensions
 from shardopt.options.keywords import StepKeywords
 from shardopt.options.names import BackendName, PlatformName, TransportName
 from shardopt.options.signatures import shows_options
-from shardopt.passes.options import unknown_name
 from shardopt.runtime.options import BACKENDS, RunOptions
 from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
+from shardopt.support.suggestions import unknown_name
 
 __all__ = ["Parallelized", "StateOnWorkers", "parallelize"]
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from types import MappingProxyType
 
 from shardopt.cost.transfers import Links, least_nic_seconds
@@ -37,6 +36,7 @@ from shardopt.solve.resharding.plan import ReshardingPlan, TileSend, merged, mes
 from shardopt.solve.resharding.senders import Fetch, choose_senders
 from shardopt.solve.resharding.strategies import Draft, Drafting, Resharding
 from shardopt.support.errors import UserError
+from shardopt.support.suggestions import unknown_name
 
 AUTO = "auto"
 _STRATEGIES: Mapping[str, Callable[[Drafting], Iterator[Draft]]] = MappingProxyType(
@@ -73,12 +73,7 @@ def plan_together(
     UserError for an unknown strategy, ValueError if rank or axes of a sharding do not fit."""
     if strategy not in (AUTO, *_STRATEGIES):
         known = (AUTO, *_STRATEGIES)
-        close = get_close_matches(strategy, known, n=1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        raise UserError(
-            f"unknown resharding strategy '{strategy}': {hint}known strategies are "
-            f"{', '.join(known)}"
-        )
+        raise UserError(unknown_name("resharding strategy", strategy, known))
     names = (*_STRATEGIES,) if strategy == AUTO else (strategy,)
     planning = _Planning(cluster)
     drafts = [planning.drafts(each, names) for each in reshardings]

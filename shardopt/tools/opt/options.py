@@ -6,10 +6,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardopt.tools.common import ShowVersion, ToolParser
+from shardopt.support.suggestions import unknown_name
+from shardopt.tools.common import ShowVersion, ToolParser, show_and_exit
 
 NAME = "shardopt-opt"
 # Severities of diagnostics: a level shows those up to it.
+ALL_REMARKS = "all"
+CATEGORIES = ("passed", "missed", "analysis")
 VERBOSITY = ("errors", "warnings", "remarks")
 
 SPLIT_MARKER = "// -----"
@@ -32,8 +35,18 @@ class _Help(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from shardopt.tools.catalogue import describe
 
-        print(parser.format_help(), *describe(), sep="\n")
-        parser.exit()
+        show_and_exit(parser, "\n".join((parser.format_help(), *describe())))
+
+
+def _remark_words(text: str) -> tuple[str, ...]:
+    """Categories and kinds, between commas."""
+    from shardopt.passes.remark_kinds import REMARK_KINDS
+
+    known, words = (ALL_REMARKS, *CATEGORIES, *REMARK_KINDS), tuple(filter(None, text.split(",")))
+    for word in words:
+        if word not in known:
+            raise argparse.ArgumentTypeError(unknown_name("remark", word, known))
+    return words
 
 
 def build_parser() -> ToolParser:
@@ -217,8 +230,9 @@ def _add_checking(parser: ToolParser) -> None:
     check.add_argument(
         "--remarks",
         nargs="?",
-        const="all",
-        default="",
+        type=_remark_words,
+        const=ALL_REMARKS,
+        default=(),
         metavar="KIND,…",
         help="print remarks (stderr): passed, missed, analysis, all, or kinds such as "
         "no-sharding-rule",

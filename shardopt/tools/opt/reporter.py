@@ -13,7 +13,7 @@ from shardopt.ir.io import BUFFER_NAME
 from shardopt.support.errors import UserError
 from shardopt.tools.common import ANSWERS
 from shardopt.tools.opt.expectations import read_expectations, unmet
-from shardopt.tools.opt.options import NAME, VERBOSITY
+from shardopt.tools.opt.options import ALL_REMARKS, NAME, VERBOSITY
 
 # As Clang and mlir-opt color them.
 _STYLES = {
@@ -81,10 +81,10 @@ class Reporter:
         always are."""
         if remark.kind in ANSWERS:
             return True
-        words = self.options.remarks.split(",")
-        if words == [""]:
+        words = self.options.remarks
+        if not words:
             return bool(self.options.verify_diagnostics)
-        return any(word in ("all", remark.kind, remark.category) for word in words)
+        return any(word in (ALL_REMARKS, remark.kind, remark.category) for word in words)
 
     def _print(self, diagnostic: Diagnostic) -> None:
         sources = None if self.text is None else {self.file: self.text}

@@ -13,7 +13,6 @@ from shardopt.ir.formats import decoded
 from shardopt.ir.io import OutputForm
 from shardopt.ir.native import COMMON_NATIVE_PASSES, is_native_pass
 from shardopt.ir.printing import PrintStyle
-from shardopt.passes.options import unknown_name
 from shardopt.passes.registry import PASSES, PREFIX
 from shardopt.pipeline.dumps import PhaseDumper, TreeDumper
 from shardopt.pipeline.instrumentation import Instrumentation
@@ -31,6 +30,7 @@ from shardopt.pipeline.phases import PHASE_NAMES, PIPELINES, find_phase, phase_r
 from shardopt.pipeline.reproducer import PassTracker, read_recipe
 from shardopt.pipeline.statistics import OpCounter
 from shardopt.support.errors import UserError
+from shardopt.support.suggestions import unknown_name
 from shardopt.tools.opt.options import PassFlag, build_parser
 
 

@@ -14,7 +14,7 @@
 // RUN: printf '0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n' > %t.circle.csv
 // RUN: not shardopt-opt %S/Inputs/two-stages.mlir --shardopt-schedule-pipeline="schedule=%t.circle.csv" 2>&1 | FileCheck %s --check-prefix=CIRCLE
 
-// NAME: error: unknown schedule '1b1f': did you mean '1f1b'? known schedules are gpipe, 1f1b,
+// NAME: error: unknown schedule: '1b1f'; did you mean '1f1b'?
 // BACKWARD: error: schedule 'inference': task 0B0 is not listed on any mesh
 // COST: error: expected attribute 'shardopt.cost' on every fragment (written by the shard phase), found none
 // KIND: error: expected a fragment of kind fwd or bwd{{.*}} in the loop body, found 'update'

@@ -11,7 +11,7 @@
 // RUN: not shardopt-opt %S/Inputs/two-stages.mlir --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=FRAGMENT
 
 // KIND: error: expected a kind of the microbatch body (fwd, bwd, bwd_input, bwd_weight), found 'update'
-// SCHEDULE: error: unknown schedule 'zero': did you mean 'zero-bubble'? known schedules are gpipe, 1f1b,
+// SCHEDULE: error: unknown schedule: 'zero'; did you mean 'zero-bubble'?
 // DEVICES: error: device 1 is in mesh 'm0' and in mesh 'm1'
 // SHARDING: error: argument 0 of @stage0_bwd: expected mhlo.sharding "{devices=[2,1]<=[2]}", found "{replicated}"
 // FRAGMENT: error: expected a fragment call, a loop or a transfer, found 'mpmd.fragment'

@@ -162,7 +162,7 @@ class TestBuilders:
     def test_unknown_name_suggests_the_closest(self) -> None:
         with pytest.raises(
             UserError,
-            match=r"unknown schedule '1F1b': did you mean '1f1b'\? known schedules are gpipe",
+            match=r"unknown schedule: '1F1b'; did you mean '1f1b'\?",
         ):
             build_schedule("1F1b", 2, 2)
         with pytest.raises(UserError, match="needs at least 1 stage and 1 microbatch, got 2 and 0"):

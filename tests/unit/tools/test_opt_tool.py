@@ -262,12 +262,12 @@ def test_remarks_are_shown_on_request(capsys: pytest.CaptureFixture[str]) -> Non
     from shardopt.ir.diagnostics import Diagnostic
     from shardopt.tools.opt.reporter import Reporter
 
-    remark = Diagnostic("remark", "is replicated", kind="no-rule", category="missed")
-    other = Diagnostic("remark", "is long", kind="loop", category="analysis")
+    remark = Diagnostic("remark", "is replicated", kind="no-sharding-rule", category="missed")
+    other = Diagnostic("remark", "is long", kind="dynamic-loop", category="analysis")
     warning = Diagnostic("warning", "is slow")
     for kinds, shown in {
         "": ["is slow"],
-        "loop": ["is long", "is slow"],
+        "dynamic-loop": ["is long", "is slow"],
         "missed": ["is replicated", "is slow"],
         "passed,analysis": ["is long", "is slow"],
         "all": ["is replicated", "is long", "is slow"],

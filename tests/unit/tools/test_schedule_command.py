@@ -94,7 +94,7 @@ def test_slices_of_tokens_follow_from_their_seconds(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("1f2b",), "unknown schedule '1f2b': did you mean '1f1b'?"),
+        (("1f2b",), "unknown schedule: '1f2b'; did you mean '1f1b'?"),
         (("chimera", "--meshes", "3"), "schedule 'chimera' needs a multiple of 2 meshes, got 3"),
         (
             ("chimera", "--microbatches", "3"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shardopt.tools.shardopt import main
 from tests.warm.tools import client_command
 
 Shardopt = Callable[..., subprocess.CompletedProcess[str]]
@@ -91,7 +92,7 @@ def assert_refused(result: subprocess.CompletedProcess[str], *parts: str) -> Non
         (("--cluster", "cpu-test:1x2", "--microbatches", "3"), ("3", "divisors")),
         (("--cluster", "cpu-test:1x2", "--batch-args", "9"), ("9",)),
         (("--cluster", "cpu-test:1x2", "--schedule", "1f2b"), ("1f2b", "1f1b")),
-        (("--cluster", "cpu-test:1x2", "--intra-op", "magic"), ("magic", "ilp")),
+        (("--cluster", "cpu-test:1x2", "--intra-op", "qwertz"), ("qwertz", "ilp")),
         (("--cluster", "cpu-test:1x2", "--inter-op", "magic"), ("magic", "dp")),
         (("--cluster", "cpu-test:1x2", "--microbatches", "0"), ("--microbatches", "'0'")),
         (("--cluster", "cpu-test:1x2", "--layers", "99"), ("99",)),
@@ -262,3 +263,29 @@ def test_conditioning_tells_rounding_from_error() -> None:
     assert verdict(1e-3, 0, 1e-5) == "DIFFERS"  # well conditioned: an error of ours
     assert verdict(1e-1, 0, 1e-3) == "DIFFERS"  # far beyond what rounding does
     assert verdict(0.0, 1, 1e-5) == "DIFFERS"
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("plann", "m.mlir"), "argument COMMAND: invalid choice: 'plann'; did you mean 'plan'?"),
+    (("plan", "m.mlir", "--stges=2"), "unknown option: '--stges'; did you mean '--stages'?"),
+    (("plan", "m.mlir", "--annotations=requir"), "'requir'; did you mean 'require'?"),
+])  # fmt: skip
+def test_what_was_meant_is_named(
+    words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", ["shardopt.tools.shardopt", "shardopt.tools.opt"])
+def test_a_reader_that_leaves_sees_no_traceback(tool: str) -> None:
+    for option in ("--help", "--version"):
+        reading, writing = os.pipe()
+        os.close(reading)
+        run = subprocess.run(
+            [sys.executable, "-m", tool, option], stdout=writing, stderr=subprocess.PIPE, text=True
+        )
+        os.close(writing)
+        assert (run.returncode, run.stderr) == (0, "")
