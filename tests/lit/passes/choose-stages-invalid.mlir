@@ -19,7 +19,7 @@
 // PRESET: error: unknown cluster preset 'cpu-tset'; did you mean 'cpu-test'?
 // SUBMESH: error: cluster cpu-test:1x2 has no submesh 1x3; it has 1x1 as 1x1, 1x2 as 1x2
 // STAGES: error: cannot make 3 stages of 2 layers on 4 devices: a stage needs a layer and a device
-// SCHEDULE: error: unknown schedule '1f2b': did you mean '1f1b'?
+// SCHEDULE: error: unknown schedule: '1f2b'; did you mean '1f1b'?
 // ONE-EACH: error: 2 layers cannot use exactly 4 devices
 // ONE-STAGE: error: inter-op=intra-only makes one stage of all layers, found num-stages=2
 // METHOD: error: this inter-op planner chooses how stages are sharded: expected intra-op=ilp, found zero3

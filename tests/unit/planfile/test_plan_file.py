@@ -257,7 +257,7 @@ ERRORS_WITH_A_MODEL = [
         "[{}]",
         "field 'stages[0].shardings.inputs.arg0': expected a sharding of shape",
     ),
-    ("options.schedule", "2f2b", "unknown schedule '2f2b'"),
+    ("options.schedule", "2f2b", "unknown schedule: '2f2b'"),
 ]
 
 

@@ -110,7 +110,7 @@ FAULTS = [
         "-> (tensor<4x8xf32>) attributes",
         'result 0 of @stage0_fwd: expected mhlo.sharding "{devices=[2,1]<=[2]}", found none',
     ),
-    ('name = "1f1b"', 'name = "1f2b"', "unknown schedule '1f2b': did you mean '1f1b'?"),
+    ('name = "1f1b"', 'name = "1f2b"', "unknown schedule: '1f2b'; did you mean '1f1b'?"),
     (
         "[0, 1, 3, 2, 4, 4, 8]",
         "[0, 1, 3, 2, 4, 4, 7]",
