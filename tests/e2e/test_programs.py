@@ -14,7 +14,11 @@ SETTING = "2xB"
 WORKING = {
     "plain_steps": ("static arguments", "typed keys in the state, dropout"),
     "plain_loops": ("scan over layers, rolled", "cond on a counter", "accumulation by scan"),
-    "plain_arrays": ("images, convolutions NHWC", "LoRA beside the product"),
+    "plain_arrays": (
+        "images, convolutions NHWC",
+        "LoRA beside the product",
+        "decoding step with caches",
+    ),
     "optax_steps": ("clip_by_global_norm",),
     "nnx_steps": ("Dropout with rngs",),
     "equinox_steps": ("filter_value_and_grad",),

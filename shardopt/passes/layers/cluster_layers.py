@@ -68,8 +68,17 @@ def _gradients(program: StepProgram) -> dict[int, list[int]]:
             weights = [captured_from[replaced[k]]]
         # Scalars tell nothing: losses, norms and step counts are all of one size.
         if len(weights) == 1 and prod(ir.RankedTensorType(returned.type).shape) > 1:
-            weights_of.update((number, weights[0]) for number in loop_results)
+            sums = (number for number in loop_results if not _collects_rows(program, number))
+            weights_of.update((number, weights[0]) for number in sums)
     return weights_of
+
+
+def _collects_rows(program: StepProgram, number: int) -> bool:
+    """Whether each microbatch writes rows of its own into a loop result, such as those of a cache;
+    a gradient sums over all rows."""
+    argument, result = program.carried[number]
+    maker = defining(program.body_returned[result], "stablehlo.dynamic_update_slice")
+    return maker is not None and maker.operands[0] == program.body_block.arguments[argument]
 
 
 def _source(value: ir.Value, program: StepProgram) -> ir.Value:
