@@ -9,12 +9,23 @@ along axes that are not manual it is computed in full on every device.
     %0 = sdy.manual_computation(%a) in_shardings=[<@mesh, [{"x", ?}, {?}]>] … manual_axes={"x"} …
  =>
     %0 = sdy.manual_computation(%a) in_shardings=[<mesh<["x"=2, "y"=2]>, [{"x"}, {}]>] …
+
+Since jax 0.12, collectives name a mesh and the axes that they go over; the devices of their groups
+are written out, as earlier versions have them:
+
+    replica_groups = #stablehlo.replica_group_mesh_axes<mesh = @mesh, axes = [<name = "x">]>
+ =>
+    replica_groups = dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
+import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
@@ -24,6 +35,12 @@ from shardopt.ir.rewriting import operations
 from shardopt.passes.base import Pass, PassContext
 
 _CONSTRAINT = "sdy.sharding_constraint"
+_GROUPS = "replica_groups"
+_GROUPS_BY_AXES = re.compile(
+    r"#stablehlo\.replica_group_mesh_axes"
+    r'<mesh = @"?(?P<mesh>[^",>]+)"?, axes = \[(?P<axes>.*)\]>'
+)
+_AXIS = re.compile(r'axis_ref<name = "([^"]+)">')
 
 
 @dataclass(frozen=True)
@@ -40,8 +57,40 @@ class ReadManualRegions(Pass):
         }
         regions = operations(module.operation, (MANUAL,))
         for op in regions:
+            _write_out_groups(op, meshes, pm)
             _read(op, meshes, pm)
         pm.statistic("manual regions", len(regions))
+
+
+def _write_out_groups(
+    region: ir.Operation, meshes: Mapping[str, ir.Attribute], pm: PassContext
+) -> None:
+    for op in operations(region):
+        written = op.attributes.get(_GROUPS, None)
+        if written is None or isinstance(written, ir.DenseElementsAttr):
+            continue
+        match = _GROUPS_BY_AXES.fullmatch(str(written))
+        axes = _AXIS.findall(match["axes"]) if match else []
+        if match is None or match["mesh"] not in meshes or len(axes) != match["axes"].count("<"):
+            raise pm.error(op, f"expected groups of devices or of whole mesh axes, found {written}")
+        mesh = [sdy.MeshAxisAttr(axis) for axis in sdy.MeshAttr(meshes[match["mesh"]]).axes]
+        sizes = {axis.name: axis.size for axis in mesh}
+        groups = _devices_along(sizes, axes)
+        number = ir.IntegerType.get_signless(64)
+        numbers = [ir.IntegerAttr.get(number, int(device)) for device in groups.flat]
+        op.attributes[_GROUPS] = ir.DenseElementsAttr.get(
+            numbers, ir.RankedTensorType.get(groups.shape, number)
+        )
+
+
+def _devices_along(sizes: Mapping[str, int], axes: Sequence[str]) -> np.ndarray:
+    """int64 `[groups, devices of a group]`: devices are numbered row by row of the mesh."""
+    numbers = np.arange(prod(sizes.values()), dtype=np.int64).reshape(tuple(sizes.values()))
+    names = list(sizes)
+    inside = [names.index(axis) for axis in axes]
+    outside = [k for k in range(len(names)) if k not in inside]
+    count = prod(sizes[axis] for axis in axes)
+    return numbers.transpose(*outside, *inside).reshape(-1, count)
 
 
 def _read(op: ir.Operation, meshes: dict[str, ir.Attribute], pm: PassContext) -> None:
