@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Q = ParamSpec("Q")
 S = TypeVar("S")
+
+# How `optimize` is told the batch, in messages; calls have arguments with numbers.
+_BATCH_ARGS = re.compile(r"batch_args(?:='INDEX\[:DIM\]' or NAME\[:DIM\])?")
 
 
 @dataclass(frozen=True)
@@ -281,7 +285,8 @@ class Parallelized(Generic[P, R]):
                 options = {**self._planning, "microbatches": fewer}
                 return optimize(exported, batch_args=batch, **options)
             if self._batch is None and "batch_args" in str(error):
-                raise UserError(f"{error}; with parallelize, batch_argnums=… names them") from error
+                message = _BATCH_ARGS.sub("batch_argnums=NUMBER or {NUMBER: DIM}", str(error))
+                raise UserError(message) from error
             raise
 
     def _microbatches_of_rest(self, signature: Signature) -> int | None:

@@ -62,6 +62,7 @@ class Family:
     * `mixed`, `looked_up`, `parted`: as in `RowFlow`, for any member.
     * `agreed`: all pieces of state have its rows, or none does; of all results without state.
     * `whole_trees`: most leaves of each tree of inputs have its rows.
+    * `whole_state`: all leaves of each tree of state of which any carries its rows, as dimension 0.
     * `kept`: all results that depend on it have its rows; `leads_results`: as dimension 0."""
 
     inputs: tuple[Rows, ...]
@@ -73,6 +74,7 @@ class Family:
     parted: bool
     agreed: bool
     whole_trees: bool
+    whole_state: bool
     kept: bool
     leads_results: bool
 
@@ -105,11 +107,21 @@ def search_batch(graph: OpGraph, step: StepInputs) -> BatchSearch:
     """Raises nothing: a step need not have a batch."""
     families = _Reader(graph, step).families()
     single = _single_rows(graph, step)
-    possible = [] if _is_single(graph, step, single) else _possible(graph, step, families)
+    fitting = [] if _is_single(graph, step, single) else _fitting(graph, step, families)
     largest = max((family.share for family in families if family.agreed), default=0.0)
-    large = [family for family in possible if family.share >= _LARGE_SHARE * largest]
-    if not large:
-        return BatchSearch(single, families)
+    for possible in _agreeing(fitting), [each for each in fitting if _keeps_first(each, step)]:
+        large = [family for family in possible if family.share >= _LARGE_SHARE * largest]
+        if large:
+            return _choose(possible, large, families, step)
+    return BatchSearch(single, families)
+
+
+def _choose(
+    possible: Sequence[Family],
+    large: Sequence[Family],
+    families: tuple[Family, ...],
+    step: StepInputs,
+) -> BatchSearch:
     best = max(large, key=lambda family: family.rank)
     disputed = tuple(f for f in large if f.signs == best.signs and f.extent != best.extent)
     if disputed:
@@ -125,23 +137,34 @@ def _goes_with(family: Family, best: Family, step: StepInputs) -> bool:
     return family.signs == best.signs or (bool(step.replaced) and family.leading and best.leading)
 
 
-def _possible(graph: OpGraph, step: StepInputs, families: Sequence[Family]) -> list[Family]:
-    """Families that may be the batch, or part of it. One of state alone is known by the products
-    that run along it, one in the middle by results that have it, or state that sums over it."""
-    possible = [
+def _fitting(graph: OpGraph, step: StepInputs, families: Sequence[Family]) -> list[Family]:
+    """Families that may be the batch, or part of it, if results agree. One of state alone is known
+    by the products that run along it, one in the middle by results that have it, or state."""
+    return [
         family
         for family in families
-        if family.agreed
-        and family.whole_trees
+        if family.whole_trees
         and not family.looked_up
         and not family.parted
         and (family.leading or (not family.mixed and (family.kept or step.replaced)))
         and (family.inputs or (family.state and family.leading and has_products(graph)))
         and family.share >= _SMALL_SHARE
     ]
+
+
+def _agreeing(fitting: Sequence[Family]) -> list[Family]:
+    possible = [family for family in fitting if family.agreed]
     if any(family.inputs and family.leading for family in possible):
         return [family for family in possible if family.inputs]
     return possible
+
+
+def _keeps_first(family: Family, step: StepInputs) -> bool:
+    """Whether what keeps the rows of inputs is told from weights, although other results sum over
+    them."""
+    if family.mixed or not family.inputs:
+        return False
+    return family.whole_state if step.replaced else family.leading and family.leads_results
 
 
 def _brought(step: StepInputs) -> list[int]:
@@ -193,9 +216,10 @@ class _Reader:
         inputs = [rows for rows in members if rows.number not in step.replaced]
         dims = [dim for tensor in step.results for dim in self._dims(tensor, family)]
         states = [step.results[k] for k in step.replaced.values()]
+        state = tuple(self._carried(members, family))
         return Family(
             inputs=tuple(rows for rows in inputs if rows.number not in step.ignored),
-            state=tuple(self._carried(members, family)),
+            state=state,
             extent=min(self._extent(rows) for rows in members),
             share=share,
             mixed=bool(flow.mixed & family),
@@ -203,6 +227,7 @@ class _Reader:
             parted=bool(flow.parted & family),
             agreed=len(self._fates(states or step.results, family)) < 2,
             whole_trees=self._has_whole_trees(inputs),
+            whole_state=self._has_whole_state(state),
             kept=bool(dims) and self._fates(step.results, family) == {True},
             leads_results=bool(dims) and not any(dims),
         )
@@ -236,6 +261,12 @@ class _Reader:
         return len(trees) == len(inputs) and all(
             count >= _MOST * self.leaves[tree] for tree, count in counts.items()
         )
+
+    def _has_whole_state(self, state: Sequence[Rows]) -> bool:
+        of = self.step.trees
+        trees = {of[rows.number] for rows in state}
+        carrying = {rows.number for rows in state if rows.dim == 0}
+        return all(number in carrying for number in self.step.replaced if of[number] in trees)
 
 
 def _joined(flow: RowFlow) -> list[int]:

@@ -99,6 +99,11 @@ def decode_alone(p: Any, cache: Any, token: jax.Array, at: jax.Array) -> Any:
 CACHE = (shape(ROWS, 16, 2, 4), shape(ROWS, 16, 2, 4))
 
 
+def evaluate(p: Any, x: jax.Array, label: jax.Array) -> Any:
+    found = jnp.argmax(mlp(p, x), -1)
+    return jnp.zeros((3, 3), jnp.int32).at[label, found].add(1), found, jnp.sum(found == label)
+
+
 def quantized(p: Any, x: jax.Array) -> jax.Array:
     for layer in p:
         x = jax.nn.relu((x @ layer["q"].astype(jnp.float32)) * layer["scale"])
@@ -136,6 +141,21 @@ def recurrent(p: Any, xs: jax.Array) -> jax.Array:
         return h, h
 
     return lax.scan(cell, jnp.zeros((xs.shape[1], 8)), xs)[1] @ p["out"]
+
+
+def train_with_states(p: Any, states: Any, xs: jax.Array) -> Any:
+    """Truncated backpropagation through time: the states go on to the next step."""
+
+    def cell(h: Any, x: jax.Array) -> Any:
+        h = (jnp.tanh(x @ p["in"] + h[0] @ p["hidden"]), 0.5 * h[1] + h[0])
+        return h, h[0]
+
+    def loss(p: Any) -> Any:
+        last, outputs = lax.scan(cell, states, xs[:-1])
+        return jnp.mean((outputs @ p["out"])[:, :, :1] - xs[1:, :, :1]), last
+
+    (value, last), grads = jax.value_and_grad(loss, has_aux=True)(p)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), last, value
 
 
 RECURRENT = {"in": shape(4, 8), "hidden": shape(8, 8), "out": shape(8, 3)}
@@ -223,6 +243,9 @@ CASES: Mapping[str, tuple[Step, tuple[Any, ...], tuple[int, ...], dict[str, int]
     "square": (train, (mlp_params(8, 8, 8), shape(8, 8), shape(8, 8)), (0,), BOTH),
     "one layer": (lambda w, x: x @ w.T, (shape(3, 4), X), (), {"x": 0}),
     "inference": (mlp, (MLP, X), (), {"x": 0}),
+    "counts beside predictions": (
+        evaluate, (MLP, X, numbers(ROWS)), (), {"x": 0, "label": 0},
+    ),
     "tokens": (logits, (MODEL, numbers(ROWS, 5)), (), {"ids": 0}),
     "a table of as many rows": (
         logits, ({**MODEL, "table": shape(ROWS, 8)}, numbers(ROWS, 5)), (), {"ids": 0},
@@ -241,6 +264,12 @@ CASES: Mapping[str, tuple[Step, tuple[Any, ...], tuple[int, ...], dict[str, int]
         {"image": 0, "label": 0},
     ),
     "time first": (recurrent, (RECURRENT, shape(5, ROWS, 4)), (), {"xs": 1}),
+    "states that go on": (
+        train_with_states,
+        (RECURRENT, (shape(ROWS, 8), shape(ROWS, 8)), shape(5, ROWS, 4)),
+        (0, 1),
+        {"states[0]": 0, "states[1]": 0, "xs": 1},
+    ),
     "latents": (
         denoise,
         ({"time": shape(4, 8), "out": shape(8, 8)}, shape(4, 9, 8), shape(4), shape(4, 3, 8)),
