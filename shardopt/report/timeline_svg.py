@@ -128,9 +128,9 @@ def _svg_memory(result: SimulationResult, mesh: int, plot: int, top: int) -> str
     bottom = top + _MEMORY_HEIGHT
     path = [f"M{_MARGIN_LEFT} {bottom}"]
     for seconds, bytes_ in zip(profile.seconds, profile.bytes, strict=True):
-        path.append(
-            f"H{_MARGIN_LEFT + seconds * scale:.1f}V{bottom - _MEMORY_HEIGHT * bytes_ / most:.1f}"
-        )
+        # Measured steps free memory behind their last task, too, where the axis has ended.
+        x = _MARGIN_LEFT + min(seconds * scale, plot)
+        path.append(f"H{x:.1f}V{bottom - _MEMORY_HEIGHT * bytes_ / most:.1f}")
     path.append(f"H{_MARGIN_LEFT + plot}V{bottom}Z")
     title = f"<title>memory of mesh {mesh}: at most {bytes_text(profile.peak_bytes)}</title>"
     return f'<path d="{"".join(path)}" fill="{_MEMORY_COLOUR}" fill-opacity="0.3">{title}</path>'

@@ -45,6 +45,7 @@ def plan_page(
         memory=memory_svg(simulated, summary.stages),
         comparison=comparison_rows(simulated, measured) if measured is not None else (),
         step_seconds=summary.step_seconds,
+        simulated_seconds=simulated.makespan_seconds,
         measured_seconds=None if measured is None else measured.makespan_seconds,
         style=_text("page.css"),
         script=_text("page.js"),

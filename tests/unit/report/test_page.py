@@ -21,6 +21,7 @@ from shardopt.report.page.contents import PlanContents, read_contents
 from shardopt.report.page.layers import read_layers
 from shardopt.report.page.placement import tiles_of
 from shardopt.report.plan_table import plan_table
+from shardopt.report.units import seconds_text
 
 MLP = Path(__file__).parents[3] / "docs" / "tutorial" / "mlp.mlir"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -135,6 +136,10 @@ def test_a_measured_step_stands_beside_the_predicted_one(plan: Plan) -> None:
     slower = {s.task: (3 * s.start_seconds, 3 * s.end_seconds) for s in simulated.spans()}
     text = plan.report(measured_result(simulated, slower))
     assert "measured / predicted" in text and "3.00</td>" in text
+    # The two times at the head of the page are of the same part of a step.
+    makespan = simulated.makespan_seconds
+    assert f"<b>{seconds_text(makespan)}</b>of it scheduled" in text
+    assert f"<b>{seconds_text(3 * makespan)}</b>scheduled, measured" in text
     assert text.count('<svg class="timeline"') == 2
     assert plan.report().count('<svg class="timeline"') == 1
 
