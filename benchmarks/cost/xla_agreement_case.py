@@ -162,7 +162,12 @@ def annotated(source: Path | bytes, case: Case, form: str) -> tuple[tuple[Traffi
             module, f"builtin.module(shardopt-import{{unroll={str(case.unroll).lower()}}})"
         )
         write_cluster(module, slowed(case.cluster, parse_mesh(case.mesh), case.scale))
-        run_pipeline(module, "builtin.module(shardopt-separate-accumulators,shardopt-mark-carried)")
+        before = "shardopt-separate-accumulators,shardopt-mark-carried"
+        if case.plan.startswith("ring"):
+            batch = ",".join(case.batch_args)
+            ring = f"intra-op={case.plan} mesh={case.mesh} batch-args={batch}"
+            before = f"shardopt-rotate-keys{{{ring}}},{before}"
+        run_pipeline(module, f"builtin.module({before})")
         make_pass(case, form).run(module, PassContext())
         form_option = "{sharding-format=sdy}" if form == "sdy" else ""
         steps = (

@@ -47,6 +47,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "verify-staged",
     ),
     "sharding": (
+        "rotate-keys",
         "mark-carried",
         "separate-accumulators",
         "choose-shardings",

@@ -95,6 +95,8 @@ PHASES: tuple[Phase, ...] = (
         "shard",
         "choose a sharding for every value inside a fragment",
         (
+            # first: what stands behind it takes regions as they are
+            "shardopt-rotate-keys",
             # before shardings are chosen: each accumulator is to have its own
             "shardopt-separate-accumulators",
             # likewise: where values may be resharded has to be an operation

@@ -412,9 +412,10 @@ def test_no_baseline_is_cheaper_than_the_solver(model: str, mesh: str) -> None:
         # Between plans and the prices of shared steps a gap may stay, which the solution tells.
         assert best.solution.bound * (1 - GAP) <= seconds, preset
         compared += best.solution.objective * (1 - GAP) <= seconds
-    of_attention = [name for name in PRESETS if name.startswith(("context-gather", "ulysses"))]
-    expected = len(PRESETS) - (len(of_attention) if model == "mixture" else 0)
-    assert compared >= expected - 8
+    # A ring needs regions that a pass writes before, and there is no attention in the mixture.
+    of_attention = ("ring",) if model == "transformer" else ("ring", "context-gather", "ulysses")
+    expected = [name for name in PRESETS if not name.startswith(of_attention)]
+    assert compared >= len(expected) - 8
 
 
 def test_the_solver_starts_from_a_baseline_when_it_may_not_search() -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from shardopt.cost.traffic import comparable
 from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.passes.base import PassFailure
 from tests.e2e.models import export_step
@@ -132,7 +133,7 @@ def average(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return q + v.mean(axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("preset", ["context-gather", "ulysses"])
+@pytest.mark.parametrize("preset", ["context-gather", "ulysses", "ring"])
 @pytest.mark.parametrize(
     "name",
     [name if name in _FAST else pytest.param(name, marks=pytest.mark.slow) for name in IDIOMS],
@@ -141,13 +142,25 @@ def test_every_way_to_write_attention_gives_the_numbers_of_one_device(
     name: str, preset: str
 ) -> None:
     each = compile_sharded(model(IDIOMS[name], 8 if name == "grouped_queries" else 4), "4", preset)
-    exchanged = each.predicted.get("all_to_all", 0)
-    assert exchanged >= 8 if preset == "ulysses" else exchanged == 0
+    kinds = {"context-gather": "reduce_scatter", "ulysses": "all_to_all", "ring": "permute"}
+    used = {own for own, kind in kinds.items() if kind in each.predicted}
+    assert used == {preset}
     check_numbers(each)
 
 
+def test_a_ring_sends_blocks_of_keys_and_values_and_their_gradients() -> None:
+    """Keys and values go past all other devices (Ring Attention, section 3.2), forward once and
+    backward twice; their gradients go all the way round. Each is a block of `batch x length x
+    hidden`, and XLA compiles what is planned."""
+    each, devices = compile_sharded(model(library), "4", "ring"), 4
+    [sent] = [row for row in each.plan if row.kind == "permute"]
+    assert sent.tensors == 3 * 2 * (devices - 1) + 2 * devices
+    assert sent.bytes == sent.tensors * 4 * BATCH * LENGTH * HIDDEN // devices
+    assert comparable(each.traffic) == comparable(each.plan)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["context-gather-zero3", "ulysses-zero1"])
+@pytest.mark.parametrize("preset", ["context-gather-zero3", "ulysses-zero1", "ring", "ring-zero1"])
 def test_sequences_over_eight_devices_give_the_numbers_of_one(preset: str) -> None:
     check_numbers(compile_sharded(model(library), "2x4", preset, EIGHT))
 

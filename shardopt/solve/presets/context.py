@@ -10,6 +10,8 @@ other tokens:
 * `ulysses` (DeepSpeed-Ulysses: Jacobs et al., arXiv 2309.14509, section 3.1): all-to-alls of
   queries, keys and values give each device whole sequences of some heads, and one of the result
   gives it its tokens back; backward the same way.
+* `ring` (Liu et al., arXiv 2310.01889): keys and values go round by permutes, in regions that
+  `shardopt-rotate-keys` writes before; their gradients go round with them.
 
 `-zero1` to `-zero3` split the state over all axes, those of the sequence included (section 3.4 of
 the latter)."""
@@ -40,7 +42,7 @@ from shardopt.solve.presets.data import (
     state_in_parts,
 )
 from shardopt.solve.presets.flow import BatchFlow, classified
-from shardopt.solve.presets.sequence_flow import SequenceFlow, follow_sequence
+from shardopt.solve.presets.sequence_flow import SequenceFlow, follow_sequence, rings
 from shardopt.solve.presets.sums import adding_up, unreduced
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.strategies import live_axes
@@ -225,13 +227,18 @@ class ContextParallel(DataParallel):
 
 
 def context(method: str, stage: int, tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
-    """`method` is context-gather or ulysses; ZeRO `stage` 1 to 3 over all axes besides, or 0.
+    """`method` is context-gather, ulysses or ring; ZeRO `stage` 1 to 3 over all axes besides, or 0.
     Raises UserError where no attention is found, or the axis divides none."""
     axes = live_axes(tables.mesh)
     if not axes:
         return Restriction()
     preset = f"{method}-zero{stage}" if stage else method
-    plan = _plan(preset, method == "ulysses", tables, input_kinds)
+    if method == "ring" and not any(rings(op, axes[-1]) for op in tables.graph.ops):
+        raise UserError(
+            f"preset '{preset}' lets keys go round: expected regions that do, as "
+            "shardopt-rotate-keys writes them on one mesh without stages, found none"
+        )
+    plan = context_plan(preset, method == "ulysses", tables, input_kinds)
     if stage:
         check_for_zero(plan, preset, stage)
         return state_in_parts(plan, input_kinds, stage)
@@ -242,12 +249,13 @@ def context(method: str, stage: int, tables: IntraOpTables, input_kinds: InputKi
     )
 
 
-def _plan(
+def context_plan(
     preset: str, by_heads: bool, tables: IntraOpTables, input_kinds: InputKinds
 ) -> ContextParallel:
+    """How batch and sequence are split. Raises UserError."""
     axes = live_axes(tables.mesh)
     data = data_parallel(tables, input_kinds, preset, axes[:-1])
-    sequence = follow_sequence(tables.graph, data.flow)
+    sequence = follow_sequence(tables.graph, data.flow, axes[-1])
     _check(preset, by_heads, tables, axes[-1], sequence)
     pairs = zip(data.flow.factors, sequence.factors, strict=True)
     tokens = [batch if batch is not None else rows for batch, rows in pairs]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.graph.op_graph import Island, Op, OpGraph
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.presets.slots import Slot, find_slots, leading_factor
 from shardopt.solve.sharding.strategies.factors import shardable_factors
@@ -93,7 +93,11 @@ def classified(
         slots=frozenset(slots),
         gradients=frozenset(k for k in late if sums_over_batch(graph.ops[k], factors[k])),
         update=frozenset(
-            k for k in late if factors[k] is None and depends[graph.ops[k].results[0]]
+            k
+            for k in late
+            if factors[k] is None
+            and graph.ops[k].island is None
+            and depends[graph.ops[k].results[0]]
         ),
         slots_of={
             weight: find_slots(graph, after, slots, factors)
@@ -154,7 +158,21 @@ def _spread(graph: OpGraph, seeds: Mapping[int, int]) -> tuple[list[int | None],
         for position, result in enumerate(op.results):
             if factor is not None and op.rule is not None and result not in seeds:
                 dims[result] = dim_led_by(op.rule.results[position], op.rule.sizes, factor)
+            elif op.island is not None:
+                dims[result] = _dim_through(op, op.island, position, dims)
     return dims, factors
+
+
+def _dim_through(op: Op, island: Island, position: int, dims: Sequence[int | None]) -> int | None:
+    """The dimension of a result that an island splits by the axes by which it splits the batch."""
+    axes = {
+        island.operands[place][dim]
+        for place, tensor in enumerate(op.operands)
+        if (dim := dims[tensor]) is not None
+    }
+    axes.discard(())
+    split = enumerate(island.results[position])
+    return next((dim for dim, its in split if its in axes), None)
 
 
 def sums_over_batch(op: Op, factor: int | None) -> bool:

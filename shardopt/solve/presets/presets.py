@@ -6,8 +6,8 @@ the rest.
   `shardopt.solve.presets.data`.
 * `megatron`, `sequence`, `summa-2d`, `2.5d`: weights are split too, see
   `shardopt.solve.presets.tensor`; `3d`: products are cubes, see `shardopt.solve.presets.cube`.
-* `context-gather`, `ulysses`, and these with `-zero1` to `-zero3`: the sequence is split, see
-  `shardopt.solve.presets.context`.
+* `context-gather`, `ulysses`, `ring`, and these with `-zero1` to `-zero3`: the sequence is split,
+  see `shardopt.solve.presets.context`.
 * `tofu`: the best split over one axis after the other, see `shardopt.solve.presets.bisection`.
 * `expert`: weights of experts are split, see `shardopt.solve.presets.expert`.
 * `megatron-zero1` to `expert-zero3`: and the state as ZeRO does besides, see
@@ -154,7 +154,7 @@ PRESETS: Mapping[str, Preset] = {
     "3d": cube.cube,
     **{
         f"{method}-zero{stage}" if stage else method: partial(context.context, method, stage)
-        for method in ("context-gather", "ulysses")
+        for method in ("context-gather", "ulysses", "ring")
         for stage in range(4)
     },
     "expert": expert.expert,

@@ -40,8 +40,9 @@ class SequenceFlow:
     heads: tuple[int, ...]
 
 
-def follow_sequence(graph: OpGraph, flow: BatchFlow) -> SequenceFlow:
-    """Of a graph without attention, or whose attention is not over a sequence, nothing."""
+def follow_sequence(graph: OpGraph, flow: BatchFlow, axis: str) -> SequenceFlow:
+    """Along `axis`. Of a graph without attention, or whose attention is not over a sequence,
+    nothing."""
     origins = _Origins(graph, flow)
     seeds: dict[int, int] = {}
     attention: dict[int, AttentionDims] = {}
@@ -61,9 +62,27 @@ def follow_sequence(graph: OpGraph, flow: BatchFlow) -> SequenceFlow:
         attention |= dict.fromkeys(place.ops, place)
         extents.append(first.sizes[rows])
         counts.append(first.sizes[heads[0]] if heads else 1)
-    dims, factors, joins = _spread(graph, flow, seeds, attention)
+    for op in graph.ops:
+        for tensor, dim in rings(op, axis):
+            seeds |= dict(origins.of(tensor, dim))
+            extents.append(graph.tensors[tensor].shape[dim])
+    dims, factors, joins = _spread(graph, flow, seeds, attention, axis)
     found = (tuple(dict.fromkeys(each)) for each in (extents, counts))
     return SequenceFlow(seeds, tuple(dims), tuple(factors), attention, joins, *found)
+
+
+def rings(op: Op, axis: str) -> list[tuple[int, int]]:
+    """The operands of a region that sends values around the axis, with the dimension that it
+    splits; none for any other operation."""
+    island = op.island
+    if island is None or not any(step[:2] == ("permute", (axis,)) for step in island.steps):
+        return []
+    return [
+        (tensor, dim)
+        for tensor, dims in zip(op.operands, island.operands, strict=True)
+        for dim, axes in enumerate(dims)
+        if axes == (axis,)
+    ]
 
 
 @dataclass(frozen=True)
@@ -74,19 +93,21 @@ class _Origins:
     def of(self, tensor: int, dim: int) -> Iterator[tuple[int, int]]:
         """Where a dimension of an activation starts: inputs, and values that are made of others
         without it. Nothing for a dimension that weights bring."""
-        if not self.flow.depends[tensor] or self.flow.dims[tensor] == dim:
-            return
-        producer = self.graph.producers()[tensor]
-        if producer < 0:
-            yield tensor, dim
-            return
-        op = self.graph.ops[producer]
-        brought, before = self._before(op, op.results.index(tensor), dim)
-        if before:
-            for operand, place in dict.fromkeys(before):
-                yield from self.of(operand, place)
-        elif not brought:
-            yield tensor, dim
+        seen, pending = set[tuple[int, int]](), [(tensor, dim)]
+        while pending:
+            here = tensor, dim = pending.pop()
+            if here in seen or not self.flow.depends[tensor] or self.flow.dims[tensor] == dim:
+                continue
+            seen.add(here)
+            producer = self.graph.producers()[tensor]
+            if producer < 0:
+                yield here
+                continue
+            op = self.graph.ops[producer]
+            brought, before = self._before(op, op.results.index(tensor), dim)
+            pending += before
+            if not brought and not before:
+                yield here
 
     def _before(self, op: Op, result: int, dim: int) -> tuple[bool, list[tuple[int, int]]]:
         """Whether values that do not depend on the batch bring a dimension of a result, and the
@@ -114,6 +135,7 @@ def _spread(
     flow: BatchFlow,
     seeds: Mapping[int, int],
     attention: Mapping[int, AttentionDims],
+    axis: str,
 ) -> _Found:
     """As far as the gradients: that of learned positions is a weight's, not a token's."""
     dims: list[int | None] = [seeds.get(tensor) for tensor in range(len(graph.tensors))]
@@ -129,7 +151,10 @@ def _spread(
             if carries is not None and op.name == "dot_general":
                 joins[index] = carries
         for position, result in enumerate(op.results):
-            if result not in seeds and index not in flow.gradients:
+            if op.island is not None and rings(op, axis):
+                lies = op.island.results[position]
+                dims[result] = lies.index((axis,)) if (axis,) in lies else None
+            elif result not in seeds and index not in flow.gradients:
                 dims[result] = _dim_of_result(op, position, carries, dims)
     return dims, factors, joins
 

@@ -1,0 +1,1 @@
+"""Attention as a ring: turns of keys past the queries of every device, as manual regions."""
