@@ -32,7 +32,7 @@ func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
 // SHAPE: error: expected the shape of a mesh with one to four axes, such as '2x2' or 'data:2,model:2', found '2y2'
 // COUNT: error: mesh 4x4 needs 16 devices, cluster cpu-test:1x4 has 4
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module
-// PRESET: option 'intra-op' of shardopt-choose-shardings expects auto | ilp | data | {{.*}}, found 'zero'
+// PRESET: option 'intra-op' of shardopt-rotate-keys expects auto | ilp | data | {{.*}}, found 'zero'
 // BYTES: expected bytes such as 1073741824, 512MiB or 1.5GB, found 'lots'
 // FRACTION: memory-fraction must lie between 0 and 1, found 2.0
 func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
