@@ -58,6 +58,8 @@ def found_in(text: str, mesh: Mesh) -> dict[int, list[Traffic]]:
     for collective in parse_collectives(text, mesh):
         # Each pair has an argument of its number, which newer versions of XLA name.
         numbers = re.findall(r"(?:pair|Arg_)(\d+)", collective.source)
+        if not numbers:  # jaxlib 0.12 loses the names of what it pads
+            continue
         for number, part in zip(numbers, split(collective, len(numbers)), strict=True):
             by_number[int(number)].append(part.traffic)
     return by_number
@@ -88,13 +90,21 @@ def split(collective: HloCollective, parts: int) -> list[HloCollective]:
 def test_every_chain_is_taken_as_predicted(text: str, shape: tuple[int, ...], form: str) -> None:
     mesh = parse_mesh(text)
     pairs = list(permutations(all_shardings(mesh, shape), 2))
+    emitted = found_in(compiled_chains(pairs, shape, mesh, form), mesh)
+    for k, (src, dst) in enumerate(pairs):
+        planned = [of_step(step, mesh) for step in resharding_steps(src, dst, mesh, shape, 4)]
+        if comparable(emitted[k]) != comparable(planned):  # without a name: alone it is known
+            alone = parse_collectives(compiled_chains([(src, dst)], shape, mesh, form), mesh)
+            emitted[k] = [part.traffic for each in alone for part in split(each, len(each.sizes))]
+        assert comparable(emitted[k]) == comparable(planned), f"{src} -> {dst}"
+
+
+def compiled_chains(pairs: list[Pair], shape: tuple[int, ...], mesh: Mesh, form: str) -> str:
+    """What XLA makes of a module that reshards one value for each pair."""
     with make_context() as context:
         module = ir.Module.parse(module_of(pairs, shape, mesh), context)
         if form == "sdy":
             to_shardy(module, mesh)
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
-    emitted = found_in(compiled_text(buffer.getvalue(), mesh.size, shardy=form == "sdy"), mesh)
-    for k, (src, dst) in enumerate(pairs):
-        planned = [of_step(step, mesh) for step in resharding_steps(src, dst, mesh, shape, 4)]
-        assert comparable(emitted[k]) == comparable(planned), f"{src} -> {dst}"
+    return compiled_text(buffer.getvalue(), mesh.size, shardy=form == "sdy")
