@@ -10,7 +10,7 @@ from shardopt.hardware.cluster import Cluster, HostGroup
 from shardopt.hardware.cluster_file import describe
 from shardopt.measured.frameworks import framework_of
 from shardopt.measured.layout import RowLayout, layout_of
-from shardopt.measured.machines import machine_of
+from shardopt.measured.machines import machine_of, states_overlap
 from shardopt.measured.rows import Row
 from shardopt.measured.sizes import spec_of
 from shardopt.measured.unstated import InexpressibleRow
@@ -23,13 +23,15 @@ _PRECISIONS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "fp8": "bf16"}
 @dataclass(frozen=True)
 class Case:
     """A row that can be planned. `spec.batch` is the batch of one step; `float8` takes products
-    with weights in 8 bits, and all else in `dtype`; `drops` drops activations out."""
+    with weights in 8 bits, and all else in `dtype`; `drops` drops activations out; `sums_early`
+    begins the sums of gradients, and gathers of weights, beside the microbatches next to them."""
 
     row: Row
     spec: Spec
     dtype: str
     float8: bool
     drops: bool
+    sums_early: bool
     machine: HostGroup
     layout: RowLayout
 
@@ -64,7 +66,8 @@ def case_of(row: Row) -> Case:
     if isinstance(spec, ResnetSpec):
         _check_resnet(precision, layout)
     dtype, float8 = _PRECISIONS[precision], precision == "fp8"
-    return Case(row, spec, dtype, float8, framework.drops, machine, layout)
+    early = states_overlap(row)
+    return Case(row, spec, dtype, float8, framework.drops, early, machine, layout)
 
 
 def _precision(text: str) -> str:

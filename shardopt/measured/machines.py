@@ -69,8 +69,13 @@ def machine_of(row: Row, framework: Framework) -> HostGroup:
     )
 
 
+def states_overlap(row: Row) -> bool:
+    """Whether sums of gradients, or gathers of weights, run beside computing by what it notes."""
+    return bool(_OVERLAPS.search(row.note))
+
+
 def _overlaps(row: Row, framework: Framework, group: HostGroup) -> bool | None:
-    if _OVERLAPS.search(row.note) or _WINDOWED.search(row.note):
+    if states_overlap(row) or _WINDOWED.search(row.note):
         return True
     return group.overlap if framework.overlaps is None else framework.overlaps
 

@@ -82,7 +82,8 @@ def _prediction(
         for n in counts
     )
     host = case.machine.devices_per_host
-    shape = Shape(layout.pp, layout.stages, blocks, layout.width, host)
+    share = case.machine.overlap_share if case.sums_early else 0.0
+    shape = Shape(layout.pp, layout.stages, blocks, layout.width, host, share)
     return predict(Pair(first, second), shape, layout.schedule, layout.microbatches)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ from shardopt.models.specs import ResnetSpec, Spec, block_layers
 from shardopt.planfile.parts import VERSION
 
 if TYPE_CHECKING:
+    from jaxlib.mlir import ir
+
+    from shardopt.cost.summary import CostSummary
     from shardopt.dialect.program import StepProgram
     from shardopt.extract.pipeline_graph import PipelineGraph
 
@@ -23,13 +27,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ShortPlan:
     """A planned pipeline of `blocks` blocks a stage, one stage a mesh. `outside_seconds` is what
-    each stage does before and behind the microbatches, `fragment_bytes` the most that a device
-    holds within one of its fragments."""
+    each stage does before and behind the microbatches, `outside_communication` the part of that in
+    which it communicates and computes nothing, `fragment_bytes` the most that a device holds within
+    one of its fragments."""
 
     blocks: int
     cluster: Cluster
     pipeline: PipelineGraph
     outside_seconds: tuple[float, ...]
+    outside_communication: tuple[float, ...]
     fragment_bytes: tuple[int, ...]
 
 
@@ -79,6 +85,7 @@ def short_plan(case: ShortCase) -> ShortPlan:
             case.cluster,
             read_pipeline(program, read_topology(program.main)),
             tuple(row.outside_seconds for row in plan.summary.stages),
+            _outside_communication(program, case.stages),
             _fragment_bytes(program, case.stages),
         )
 
@@ -119,16 +126,31 @@ def plan_document(case: ShortCase) -> dict[str, Any]:
     }
 
 
+def _outside_communication(program: StepProgram, stages: int) -> tuple[float, ...]:
+    from shardopt.dialect.program import body_of
+
+    seconds = [0.0] * stages
+    for stage, cost in _costs(body_of(program.main_block)):
+        seconds[stage] += cost.communication_seconds - cost.hidden_seconds
+    return tuple(seconds)
+
+
 def _fragment_bytes(program: StepProgram, stages: int) -> tuple[int, ...]:
+    from shardopt.dialect.program import body_of
+
+    most = [0] * stages
+    for stage, cost in _costs((*body_of(program.main_block), *program.body_ops)):
+        most[stage] = max(most[stage], cost.peak_bytes)
+    return tuple(most)
+
+
+def _costs(ops: Iterable[ir.Operation]) -> Iterator[tuple[int, CostSummary]]:
+    """Of each fragment among them, with its stage."""
     from jaxlib.mlir import ir
 
     from shardopt.dialect.mpmd import STAGE
-    from shardopt.dialect.program import body_of
     from shardopt.forms.sharded_form import read_cost
 
-    most = [0] * stages
-    for op in (*body_of(program.main_block), *program.body_ops):
+    for op in ops:
         if op.name == "mpmd.fragment_call":
-            stage = ir.IntegerAttr(op.attributes[STAGE]).value
-            most[stage] = max(most[stage], read_cost(op).peak_bytes)
-    return tuple(most)
+            yield ir.IntegerAttr(op.attributes[STAGE]).value, read_cost(op)

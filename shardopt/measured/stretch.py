@@ -10,7 +10,7 @@ memory, is simulated in full.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardopt.extract.pipeline_graph import PipelineGraph, peak_bytes, simulate_pipeline
@@ -38,13 +38,15 @@ class Pair:
 @dataclass(frozen=True)
 class Shape:
     """The pipeline to be: `meshes` meshes of `width` devices, `stages` stages of `blocks` blocks
-    that go round the meshes."""
+    that go round the meshes. In a second of collectives before and behind the microbatches it gets
+    on by `outside_share` seconds with the first and the last of these."""
 
     meshes: int
     stages: int
     blocks: int
     width: int
     devices_per_host: int
+    outside_share: float = 0.0
 
     def crosses(self, stage: int) -> bool:
         """Whether the stage behind this one lies on another host."""
@@ -73,10 +75,7 @@ def predict(pair: Pair, shape: Shape, schedule: str, microbatches: int) -> StepP
     template = _Template(pair, shape)
     pipeline = template.pipeline()
     result = simulate_pipeline(ScheduleText(schedule), pipeline, microbatches)
-    outside = template.by_mesh(
-        pair.at(shape.blocks, *values)
-        for values in zip(pair.first.outside_seconds, pair.second.outside_seconds, strict=True)
-    )
+    outside = template.outside_seconds()
     fragments = max(
         pair.at(shape.blocks, *values)
         for values in zip(pair.first.fragment_bytes, pair.second.fragment_bytes, strict=True)
@@ -115,6 +114,25 @@ class _Template:
             outside_bytes=outside,
         )
 
+    def outside_seconds(self) -> list[float]:
+        """Of each mesh, before and behind the microbatches, less what passes beside one of them: of
+        the first what comes before, of the last what follows."""
+        outside, awaited = (
+            self.by_mesh(self._of_plans(name))
+            for name in ("outside_seconds", "outside_communication")
+        )
+        one = [0.0] * self._shape.meshes
+        pairs = self._of_stages(
+            self._pair.first.pipeline.task_seconds, self._pair.second.pipeline.task_seconds
+        )
+        for task, seconds in pairs:
+            one[task.stage % self._shape.meshes] += seconds
+        share = self._shape.outside_share
+        return [
+            each - min(share * communication, computing)
+            for each, communication, computing in zip(outside, awaited, one, strict=True)
+        ]
+
     def by_mesh(self, values: Iterator[float] | list[float]) -> list[float]:
         """Sums over the stages of each mesh, of what the short plans have for theirs."""
         of_short = list(values)
@@ -133,9 +151,13 @@ class _Template:
         return [stage for stage in range(self._shape.stages) if self._like(stage) == short]
 
     def _stretched(self, name: str) -> list[float]:
-        first, second = (
-            getattr(plan.pipeline, name) for plan in (self._pair.first, self._pair.second)
-        )
+        plans = (self._pair.first.pipeline, self._pair.second.pipeline)
+        return self._at_blocks(*(getattr(plan, name) for plan in plans))
+
+    def _of_plans(self, name: str) -> list[float]:
+        return self._at_blocks(getattr(self._pair.first, name), getattr(self._pair.second, name))
+
+    def _at_blocks(self, first: Sequence[float], second: Sequence[float]) -> list[float]:
         blocks = self._shape.blocks
         return [self._pair.at(blocks, *values) for values in zip(first, second, strict=True)]
 
