@@ -56,6 +56,8 @@ class Framework:
 
 
 _UNKNOWN = Framework()
+# A schedule can be called so, too.
+_EAGER = re.compile(r"\beager\b(?!-1f1b)", re.IGNORECASE)
 # The first pattern found in the source decides; with, in order, where what is said is from.
 _FRAMEWORKS = (
     # Transformer Engine is the default implementation, and takes cuDNN's attention.
@@ -66,10 +68,11 @@ _FRAMEWORKS = (
     # flash-attn 1.0.3 has it (A100). FSDP gathers ahead and reduces behind (arXiv 2304.11277,
     # section 3.3).
     (r"llm-foundry|mosaicml", Framework("flash", merges=False, overlaps=True)),
-    # scaled_dot_product_attention; llama3_8b.toml: selective_ac_option is "op".
+    # scaled_dot_product_attention; llama3_8b.toml: selective_ac_option is "op", which saves every
+    # second product (parallelize_llama.py).
     (
         r"torchtitan",
-        Framework("flash-2", overlaps=True, selective="all-but-products"),
+        Framework("flash-2", overlaps=True, selective="per-operation"),
     ),
     # configs/v5e/*.sh: attention='flash'.
     (r"maxtext|tpu-recipes", Framework("tpu")),
@@ -93,11 +96,14 @@ _LIBRARIES = sorted({library for library, _ in _RATES} | {"tpu", "none"})
 
 def framework_of(row: Row) -> Framework:
     """By the column `attention` where the row states it, else by the framework that its source
-    names. Raises InexpressibleRow for a library that is not known."""
+    names; nothing merges the kernels of what a note calls eager. Raises InexpressibleRow for a
+    library that is not known."""
     named = next(
         (each for found, each in _FRAMEWORKS if re.search(found, row.source.lower())), None
     )
     framework = named or _UNKNOWN
+    if _EAGER.search(row.note):
+        framework = replace(framework, merges=False)
     library = row.attention.lower()
     if not library:
         return framework

@@ -163,7 +163,7 @@ def _recomputation(text: str, selective: Recomputed) -> RowRecomputation | None:
     if plain.startswith("full"):
         return RowRecomputation(layers=True)
     if plain.startswith("selective per op"):
-        return RowRecomputation(within="all-but-products")
+        return RowRecomputation(within="per-operation")
     if plain == "selective":
         return RowRecomputation(within=selective)
     if plain == "selective (attention)":

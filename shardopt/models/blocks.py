@@ -12,16 +12,21 @@ from jax.ad_checkpoint import checkpoint_name
 
 from shardopt.models.computing import Computing
 
-_ATTENDED = "attended"
+_ATTENDED, _KEPT = "attended", "kept"
 _DROPPED = 0.1
 _GOLDEN, _PRIMES = 2654435769, (73856093, 19349663, 83492791, 2147483647)
 _FORWARD, _BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
-def product(how: Computing, formula: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+def product(
+    how: Computing, formula: str, x: jax.Array, weight: jax.Array, *, again: bool = False
+) -> jax.Array:
     """`jnp.einsum` of an activation and a weight whose indices all stand in two of the three
-    tensors."""
-    return _product8(formula, x, weight) if how.float8 else jnp.einsum(formula, x, weight)
+    tensors. `again`: recomputation per operation takes it once more."""
+    result = _product8(formula, x, weight) if how.float8 else jnp.einsum(formula, x, weight)
+    if again or how.recomputed != "per-operation":
+        return result
+    return checkpoint_name(result, _KEPT)
 
 
 def attended(how: Computing, attend: Callable[..., jax.Array], *projected: jax.Array) -> jax.Array:
@@ -50,12 +55,9 @@ def _dropped(x: jax.Array, seed: int) -> jax.Array:
 
 def block(how: Computing, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """A block as it is called."""
-    if how.recomputed != "all-but-products":
+    if how.recomputed != "per-operation":
         return function
-    policies = jax.checkpoint_policies
-    kept = policies.save_from_both_policies(
-        policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(_ATTENDED)
-    )
+    kept = jax.checkpoint_policies.save_only_these_names(_ATTENDED, _KEPT)
     return jax.checkpoint(function, policy=kept)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 # What the backward pass of a block computes again, of what a step without recomputation keeps.
-Recomputed = Literal["none", "attention", "all-but-products"]
+Recomputed = Literal["none", "attention", "per-operation"]
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Computing:
     product that makes logits stay in the type of the model.
 
     `recomputed` is `none`; `attention`, what lies between the products with weights on either side
-    of attention (Korthikanti et al., arXiv 2205.05198, section 5); or `all-but-products`, all but
-    the results of products with weights and of attention (torchtitan's selective recomputation by
-    operation, arXiv 2410.06511, which also computes every second product again).
+    of attention (Korthikanti et al., arXiv 2205.05198, section 5); or `per-operation`, all but the
+    results of attention and of every second product with weights, in the order of a block
+    (torchtitan's selective recomputation by operation, arXiv 2410.06511).
 
     `carries_copies` lets the state hold the weights in the numbers of the model as well, so that a
     step computes with what it is handed, and reads the float32 weights in its update alone. ZeRO

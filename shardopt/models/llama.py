@@ -55,7 +55,8 @@ def loss(params: Tree, batch: Batch, how: Computing = PLAIN) -> jax.Array:
 def _block(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     x = x + _attention(rms_norm(x, weights["norm1"]), weights, how)
     y = rms_norm(x, weights["norm2"])
-    gate, up = (product(how, "bsh,hw->bsw", y, weights[name]) for name in ("gate", "up"))
+    gate = product(how, "bsh,hw->bsw", y, weights["gate"])
+    up = product(how, "bsh,hw->bsw", y, weights["up"], again=True)
     return x + product(how, "bsw,wh->bsh", gated_silu(gate, up), weights["down"])
 
 
@@ -63,9 +64,10 @@ def _attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     """Causal self attention of `x` `[batch, sequence, hidden]`; group g of the queries reads keys
     and values g."""
     query = product(how, "bsh,hgmd->bsgmd", x, weights["query"])
-    key, value = (product(how, "bsh,hgd->bsgd", x, weights[name]) for name in ("key", "value"))
+    key = product(how, "bsh,hgd->bsgd", x, weights["key"], again=True)
+    value = product(how, "bsh,hgd->bsgd", x, weights["value"])
     mixed = attended(how, _attend, _rotated(query), _rotated(key), value)
-    return product(how, "bqgmd,gmdh->bqh", mixed, weights["out"])
+    return product(how, "bqgmd,gmdh->bqh", mixed, weights["out"], again=True)
 
 
 def _attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:

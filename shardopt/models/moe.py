@@ -77,7 +77,7 @@ def mixture(x: jax.Array, weights: Tree, spec: MoeSpec, how: Computing = PLAIN) 
     dispatch = (combine > 0).astype(x.dtype)
     inputs = jnp.einsum("gsec,gsm->egcm", dispatch, grouped)
     inner = jax.nn.relu(product(how, "egcm,emh->egch", inputs, weights["up"]))
-    outputs = product(how, "egch,ehm->egcm", inner, weights["down"])
+    outputs = product(how, "egch,ehm->egcm", inner, weights["down"], again=True)
     return jnp.einsum("gsec,egcm->gsm", combine, outputs).reshape(x.shape)
 
 

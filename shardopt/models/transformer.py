@@ -47,7 +47,8 @@ def attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     """Causal self attention of `x` `[batch, sequence, hidden]`."""
     joined = product(how, "bsh,hcnd->bscnd", x, weights["qkv"]) + weights["qkv_bias"]
     mixed = attended(how, partial(_attend, how), joined[:, :, 0], joined[:, :, 1], joined[:, :, 2])
-    added = product(how, "bqnd,ndh->bqh", mixed, weights["out"]) + weights["out_bias"]
+    out = product(how, "bqnd,ndh->bqh", mixed, weights["out"], again=True)
+    added = out + weights["out_bias"]
     return dropped(how, added, seed=2)
 
 
@@ -76,7 +77,8 @@ def feed_forward_weights(hidden: int, width: int) -> Tree:
 
 def feed_forward(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     wide = gelu(product(how, "bsh,hw->bsw", x, weights["up"]) + weights["up_bias"])
-    added = product(how, "bsw,wh->bsh", wide, weights["down"]) + weights["down_bias"]
+    down = product(how, "bsw,wh->bsh", wide, weights["down"], again=True)
+    added = down + weights["down_bias"]
     return dropped(how, added, seed=3)
 
 

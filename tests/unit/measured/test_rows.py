@@ -88,7 +88,7 @@ def test_methods_follow_from_axes(
         ("full (every layer)", RowRecomputation(layers=True)),
         ("selective", RowRecomputation(within="attention")),
         ("selective (attention) + sequence parallel", RowRecomputation(within="attention")),
-        ("selective per op", RowRecomputation(within="all-but-products")),
+        ("selective per op", RowRecomputation(within="per-operation")),
     ],
 )
 def test_words_for_recomputation(
@@ -143,6 +143,7 @@ def test_a_row_that_states_it_overlaps(gpt: Row) -> None:
     assert not case_of(gpt).machine.overlap and case_of(noted).machine.overlap
     pieces = case_of(replace(gpt, note="+AsyncTP")).machine
     assert pieces.overlap and pieces.windowed_products
+    assert case_of(noted).sums_early and not case_of(gpt).sums_early
     assert not case_of(noted).machine.windowed_products
 
 

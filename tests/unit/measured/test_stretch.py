@@ -6,14 +6,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from shardopt.extract.pipeline_graph import peak_bytes, simulate_pipeline
+from shardopt.extract.pipeline_graph import PipelineGraph, peak_bytes, simulate_pipeline
+from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.measured.predict import short_blocks
-from shardopt.measured.short_plan import ShortCase, short_plan
+from shardopt.measured.short_plan import ShortCase, ShortPlan, short_plan
 from shardopt.measured.stretch import Pair, Shape, predict
 from shardopt.models.computing import PLAIN
 from shardopt.models.specs import GptSpec
+from shardopt.schedule.graph import StageGraph
 from shardopt.schedule.schedules import ScheduleText
+from shardopt.schedule.tasks import StageTask, TaskKind
 from shardopt.support.errors import UserError
 
 _MACHINE = replace(load_cluster("a100-80g").groups[0], devices_per_host=4)
@@ -61,6 +64,17 @@ def test_stretched_plans_are_those_of_the_whole_model(whole: Whole) -> None:
     held = max(*peak_bytes(full.pipeline, result), *full.fragment_bytes)
     assert stretched.step_seconds == pytest.approx(seconds, rel=0.005)
     assert stretched.memory_bytes == pytest.approx(held, rel=0.02)
+
+
+@pytest.mark.parametrize(("share", "seconds"), [(0.0, 11.0), (0.25, 10.0), (1.0, 9.0)])
+def test_collectives_outside_pass_beside_one_microbatch(share: float, seconds: float) -> None:
+    """Three microbatches of 2 s, and 5 s outside, of which 4 are communication."""
+    task = StageTask(TaskKind.FORWARD, 0)
+    graph = StageGraph((task,), ())
+    pipeline = PipelineGraph(graph, {task: 2.0}, (), {}, (0,), 1, (0,), outside_bytes=(0,))
+    plan = ShortPlan(1, Cluster("one", (_MACHINE,)), pipeline, (5.0,), (4.0,), (0,))
+    shape = Shape(1, 1, 1, 1, 1, outside_share=share)
+    assert predict(Pair(plan, plan), shape, "1f1b", 3).step_seconds == pytest.approx(seconds)
 
 
 def test_what_the_solver_chooses_is_planned_whole() -> None:
