@@ -98,6 +98,12 @@ def _of_block(holder: ir.Operation, mesh: Mesh) -> Iterator[Violation]:
                 f"expected '{REMATERIALIZE}' to name operations below {len(ops)} in rising order, "
                 f"readers behind the chain, found {list(named)}",
             )
+        elif any(ops[number].block != ops[named[0]].block for number in named):
+            yield Violation(
+                holder,
+                f"expected '{REMATERIALIZE}' to name operations of one region in a row, found "
+                f"{list(named)}",
+            )
         elif isinstance(row, SeparateCopy) and not 0 <= row.operand < (
             count := len(_read_by(ops[row.readers[0]]))
         ):

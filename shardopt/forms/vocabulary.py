@@ -253,8 +253,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "operations `chain`, which run with `strategies`. A row with an `operand` lets readers "
         "reshard that operand of the first of them once more, instead of sharing a copy with "
         "earlier readers. Operations are numbered as they stand in the fragment, those in loops "
-        "and branches instead of these, without barriers. `shardopt-rematerialize` obeys "
-        "and removes it.",
+        "and branches instead of these, without barriers; those of a row stand in one region. "
+        "`shardopt-rematerialize` obeys and removes it.",
     ),
     AttributeDoc(
         PLAIN_MESH,

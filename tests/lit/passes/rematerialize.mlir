@@ -2,6 +2,7 @@
 // RUN: shardopt-opt %t/again.mlir --shardopt-verify-chosen --shardopt-rematerialize --shardopt-verify-chosen | FileCheck %t/again.mlir
 // RUN: shardopt-opt %t/read.mlir --shardopt-verify-chosen --shardopt-rematerialize --shardopt-verify-chosen | FileCheck %t/read.mlir
 // RUN: shardopt-opt %t/wanted.mlir --shardopt-verify-chosen --shardopt-rematerialize --shardopt-verify-chosen --shardopt-insert-reshards | FileCheck %t/wanted.mlir
+// RUN: shardopt-opt %t/waits.mlir --shardopt-verify-chosen --shardopt-rematerialize --shardopt-verify-chosen | FileCheck %t/waits.mlir
 // RUN: shardopt-opt %S/Inputs/chosen.mlir --shardopt-rematerialize -o %t/same.mlir
 // RUN: shardopt-opt %S/Inputs/chosen.mlir | diff %t/same.mlir -
 
@@ -57,4 +58,29 @@ func.func public @main(%x: tensor<8xf32>, %w: tensor<8xf32>) -> (tensor<8xf32>, 
   %n = stablehlo.negate %h {shardopt.strategy = "[{}] -> [{}]"} : tensor<8xf32>
   %m = stablehlo.multiply %h, %w {shardopt.strategy = "[{}], [{}] -> [{}]"} : tensor<8xf32>
   return %n, %m : tensor<8xf32>, tensor<8xf32>
+}
+
+// One reader waits at a barrier for the value that it reads: what is recomputed comes to it behind a barrier too, or it
+// could be merged with the reader in front of the barrier. A value that another row has put behind a barrier is
+// recomputed all the same.
+//--- waits.mlir
+// CHECK-LABEL: func.func public @main
+// CHECK: %[[A:.*]] = stablehlo.tanh %arg0
+// CHECK: %[[C:.*]] = stablehlo.cosine %arg0
+// CHECK: %[[B:.*]]:2 = stablehlo.optimization_barrier %arg0, %[[C]]
+// CHECK: %[[A2:.*]] = stablehlo.tanh %[[B]]#0
+// CHECK: %[[S:.*]]:2 = stablehlo.optimization_barrier %arg0, %[[A2]]
+// CHECK: %[[C2:.*]] = stablehlo.cosine %[[S]]#0
+// CHECK: stablehlo.multiply %[[S]]#1, %[[C2]]
+// CHECK: %[[W:.*]] = stablehlo.optimization_barrier %[[A2]]
+// CHECK: stablehlo.negate %[[W]]
+func.func public @main(%x: tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>) attributes {shardopt.cost = {}, shardopt.mesh = #sdy.mesh<["x"=2]>, shardopt.strategy = "[{}] -> [{}], [{}]", shardopt.rematerialize = [
+    {chain = array<i64: 0>, readers = array<i64: 2, 3>, strategies = ["[{}] -> [{}]"]},
+    {chain = array<i64: 1>, readers = array<i64: 2>, strategies = ["[{}] -> [{}]"]}]} {
+  %a = stablehlo.tanh %x {shardopt.strategy = "[{}] -> [{}]"} : tensor<8xf32>
+  %c = stablehlo.cosine %x {shardopt.strategy = "[{}] -> [{}]"} : tensor<8xf32>
+  %m = stablehlo.multiply %a, %c {shardopt.strategy = "[{}], [{}] -> [{}]"} : tensor<8xf32>
+  %b = stablehlo.optimization_barrier %a : tensor<8xf32>
+  %n = stablehlo.negate %b {shardopt.strategy = "[{}] -> [{}]"} : tensor<8xf32>
+  return %m, %n : tensor<8xf32>, tensor<8xf32>
 }

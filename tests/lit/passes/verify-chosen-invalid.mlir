@@ -4,6 +4,7 @@
 // RUN: not shardopt-opt %t/plain.mlir --shardopt-verify-chosen 2>&1 | FileCheck %t/plain.mlir
 // RUN: not shardopt-opt %t/staged.mlir --shardopt-verify-chosen 2>&1 | FileCheck %t/staged.mlir
 // RUN: not shardopt-opt %t/rows.mlir --shardopt-verify-chosen 2>&1 | FileCheck %t/rows.mlir
+// RUN: not shardopt-opt %t/regions.mlir --shardopt-verify-chosen 2>&1 | FileCheck %t/regions.mlir
 // RUN: not shardopt-opt %t/fields.mlir --shardopt-verify-chosen 2>&1 | FileCheck %t/fields.mlir
 
 //--- none.mlir
@@ -56,6 +57,24 @@ func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> attributes {shardopt.
     {operand = 1 : i64, readers = array<i64: 1>}]} {
   %0 = stablehlo.tanh %x {shardopt.strategy = "[{}] -> [{}]"} : tensor<8xf32>
   %1 = stablehlo.negate %0 {shardopt.strategy = "[{}] -> [{}]"} : tensor<8xf32>
+  return %1 : tensor<8xf32>
+}
+
+// What is made in a loop cannot be read behind it.
+//--- regions.mlir
+// CHECK: error: expected 'shardopt.rematerialize' to name operations of one region in a row, found [2, 3]
+func.func public @main(%x: tensor<8xf32>, %n: tensor<i32>) -> tensor<8xf32> attributes {shardopt.cost = {}, shardopt.mesh = #sdy.mesh<["x"=2]>, shardopt.strategy = "[{}], [] -> [{}]", shardopt.rematerialize = [
+    {chain = array<i64: 2>, readers = array<i64: 3>, strategies = ["[{}] -> [{}]"]}]} {
+  %r:2 = stablehlo.while(%i = %n, %a = %x) : tensor<i32>, tensor<8xf32>
+  cond {
+    %c = stablehlo.compare LT, %i, %n {shardopt.strategy = "[], [] -> []"} : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %c : tensor<i1>
+  } do {
+    %j = stablehlo.add %i, %i {shardopt.strategy = "[], [] -> []"} : tensor<i32>
+    %b = stablehlo.tanh %a {shardopt.strategy = "[{}] -> [{}]"} : tensor<8xf32>
+    stablehlo.return %j, %b : tensor<i32>, tensor<8xf32>
+  }
+  %1 = stablehlo.negate %r#1 {shardopt.strategy = "[{}] -> [{}]"} : tensor<8xf32>
   return %1 : tensor<8xf32>
 }
 

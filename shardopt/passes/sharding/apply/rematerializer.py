@@ -13,7 +13,7 @@ through it as well: otherwise the copies could run right behind the originals, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
@@ -46,45 +46,62 @@ class Rematerializer:
         `strategies` are those of the copies.
         """
         first = self.reader.handles[min(readers)]
-        originals = [self.reader.handles[op] for op in chain]
-        value: ir.Value = originals[-1].results[0]
-        made = {original.results[0] for original in originals}
-        sources = [
-            v for v in dict.fromkeys(v for op in originals for v in op.operands) if v not in made
-        ]
-        behind = self._barrier(sources, first, value)
-        copies: dict[ir.Value, ir.Value] = {}
-        for original, strategy in zip(originals, strategies, strict=True):
-            copy = original.clone(ip=ir.InsertionPoint(first))
+        made = {self.reader.ops[op].results[0] for op in chain}
+        [tensor] = self.reader.ops[chain[-1]].results
+        sources = dict.fromkeys(v for op in chain for t, v in self._reads(op) if t not in made)
+        behind = self._barrier(list(sources), first, self._values_of(min(readers), tensor))
+        copies: dict[int, ir.Value] = {}
+        for op, strategy in zip(chain, strategies, strict=True):
+            copy = self.reader.handles[op].clone(ip=ir.InsertionPoint(first))
             write_strategy(copy, strategy)
-            for position, operand in enumerate(list(copy.operands)):
-                value_here = copies.get(operand, behind.get(operand, operand))
+            for position, (operand, value) in enumerate(self._reads(op)):
+                value_here = copies[operand] if operand in made else behind.get(value, value)
                 copy.operands[position] = self._constrained(
                     value_here, strategy.operands[position], copy
                 )
             self.shardings[copy.results[0]] = strategy.results[0]
-            copies[original.results[0]] = copy.results[0]
-        for reader in readers:
-            _replace(self.reader.handles[reader], value, copies[value])
+            copies[self.reader.ops[op].results[0]] = copy.results[0]
+        self._hand(tensor, readers, copies[tensor])
 
     def copy_separately(self, tensor: int, readers: Sequence[int]) -> None:
         """Let `readers`, in program order, have `tensor` through a barrier, so that they share no
         copy with others."""
         first = self.reader.handles[readers[0]]
-        tensors = self.reader.ops[readers[0]].operands
-        for value in dict.fromkeys(
-            v for v, t in zip(first.operands, tensors, strict=False) if t == tensor
-        ):
-            behind = self._barrier([value], first, value)
-            for reader in readers:
-                _replace(self.reader.handles[reader], value, behind[value])
+        dropped = self._values_of(readers[0], tensor)
+        behind = self._barrier(dropped[:1], first, dropped)[dropped[0]]
+        self._hand(tensor, readers, behind)
+
+    def _hand(self, tensor: int, readers: Sequence[int], value: ir.Value) -> None:
+        """Let `readers` have `value` as `tensor`.
+
+        Some have the tensor from behind a barrier of their own, which keeps them from being merged
+        with operations in front of it: they get `value` behind another one."""
+        read_as: dict[ir.Value, list[int]] = {}
+        for reader in sorted(readers):
+            for old in self._values_of(reader, tensor):
+                read_as.setdefault(old, []).append(reader)
+        for number, (old, those) in enumerate(read_as.items()):
+            first = self.reader.handles[those[0]]
+            new = value if not number else self._barrier([value], first, [old])[value]
+            for reader in those:
+                _replace(self.reader.handles[reader], old, new)
+
+    def _reads(self, op: int) -> list[tuple[int, ir.Value]]:
+        """What an operation reads now: (tensor, value). One tensor is several values where it has
+        come through barriers, or was copied for some of its readers."""
+        # Values that regions capture stand behind the operands.
+        pairs = zip(self.reader.ops[op].operands, self.reader.handles[op].operands, strict=False)
+        return list(pairs)
+
+    def _values_of(self, op: int, tensor: int) -> list[ir.Value]:
+        return list(dict.fromkeys(value for t, value in self._reads(op) if t == tensor))
 
     def _barrier(
-        self, values: Sequence[ir.Value], before: ir.Operation, dropped: ir.Value
+        self, values: Sequence[ir.Value], before: ir.Operation, dropped: Iterable[ir.Value]
     ) -> dict[ir.Value, ir.Value]:
         """value -> what it is behind a barrier that also waits for the latest other operand of
         `before`."""
-        position = self._anchor(before, {*values, dropped})
+        position = self._anchor(before, {*values, *dropped})
         anchor = None if position is None else before.operands[position]
         passed = [*values] if position is None else [*values, self._as_read(before, position)]
         if not passed:

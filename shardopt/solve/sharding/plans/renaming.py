@@ -24,10 +24,14 @@ def renamed(
     there (`shardopt.graph.structure`); axes of the mesh keep their names."""
 
     def remat(value: Rematerialized) -> Rematerialized:
+        # In the order of this program, which may be another one.
+        renamed_chain = ((ops[op], s) for op, s in zip(value.chain, value.strategies, strict=True))
+        chain = sorted(renamed_chain, key=lambda pair: pair[0])
         return replace(
             value,
             tensor=tensors[value.tensor],
-            chain=tuple(ops[op] for op in value.chain),
+            chain=tuple(op for op, _ in chain),
+            strategies=tuple(strategy for _, strategy in chain),
             readers=tuple(sorted(ops[op] for op in value.readers)),
             extended=tuple(tensors[tensor] for tensor in value.extended),
         )
