@@ -2,7 +2,8 @@
 it.
 
 * `dp`: the layer DP (`shardopt.solve.stages.layers.layer_dp`), with no layer below the share 1 -
-  delta of an equal one.
+  delta of an equal one. Where there are as many blocks as layers, it cuts no block, unless the
+  layers are more even with parts of blocks.
 * `equal-op`: every layer has the same number of operators that do the work (matrix products,
   convolutions), as in the baseline "equal operator" of Alpa's §8.4.
 * `equal-layer`: every layer has the same number of the model's own blocks
@@ -18,6 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
+from shardopt.solve.stages.layers.block_borders import Span
 from shardopt.solve.stages.layers.blocks import BlockRun, count_blocks, find_blocks
 from shardopt.solve.stages.layers.layer_dp import (
     MAX_AUTO_LAYERS,
@@ -26,15 +28,17 @@ from shardopt.solve.stages.layers.layer_dp import (
     auto_layers,
     equal_shares,
     evaluate,
+    is_feasible,
+    least_delta,
     solve_layers,
 )
 
-# The layer DP is quadratic in the operations it may cut between. Operations lighter than 1/1000 of
-# the whole are joined with their neighbours first: no balanced cut can depend on one of them.
-_MAX_UNITS = 1000
 # With fewer blocks than this, layers are parts of blocks where cutting one costs no more than
 # cutting between two.
 _FEW_BLOCKS = MAX_AUTO_LAYERS // 2
+
+# Equal layers are solved once, which this share of the heaviest layer may cost.
+_UNEVENNESS = 0.05
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,15 @@ class ForwardLine:
     them.
 
     `operators[k]` is the unit of the k-th operator that does the work, `kinds[k]` is equal for
-    equal ones and `work[k]` its FLOPs."""
+    equal ones and `work[k]` its FLOPs. `blocks` are the units [first, stop) of the blocks that the
+    model repeats, in order."""
 
     flops: np.ndarray
     values: Sequence[Value]
     operators: tuple[int, ...] = ()
     kinds: tuple[Hashable, ...] = ()
     work: tuple[float, ...] = ()
+    blocks: tuple[Span, ...] = ()
 
     @cached_property
     def runs(self) -> tuple[BlockRun, ...]:
@@ -66,13 +72,56 @@ class ForwardLine:
 
     def cut(self, num_layers: int, delta: float, least: float, method: str) -> LayerSolution:
         """`delta` and `least` as in `solve_layers`. Raises UserError when the layers cannot be that
-        many, or not be balanced within `delta`."""
+        many, or not be balanced within `delta` although they are more than the blocks."""
         if method == "dp":
-            return solve_layers(self.flops, self.values, num_layers, delta, least)
+            return self._balanced(num_layers, delta, least)
         weights = self._operator_counts() if method == "equal-op" else self.flops
         if method == "equal-layer" and count_blocks(self.runs) >= num_layers:
             return evaluate(self.flops, self.values, self._between_blocks(num_layers))
         return evaluate(self.flops, self.values, equal_shares(weights, num_layers))
+
+    def _balanced(self, num_layers: int, delta: float, least: float) -> LayerSolution:
+        """Whole blocks, where that leaves the heaviest layer about as heavy as parts of blocks do.
+
+        A layer for each block has to be possible: a head that outweighs them widens the balance."""
+        if num_layers > len(self.blocks):
+            return solve_layers(self.flops, self.values, num_layers, delta, least)
+        if not is_feasible(self.flops, num_layers, delta):
+            delta += least_delta(self.flops, num_layers)
+        parts = solve_layers(self.flops, self.values, num_layers, delta, least)
+        coarse = self._of_whole_blocks()
+        if not is_feasible(coarse.flops, num_layers, delta):
+            return parts
+        whole = self._cut_as(coarse, num_layers, delta, least)
+        heaviest = max(whole.layer_flops) / (1 + _UNEVENNESS)
+        return whole if heaviest <= max(parts.layer_flops) else parts
+
+    def _cut_as(
+        self, coarse: ForwardLine, num_layers: int, delta: float, least: float
+    ) -> LayerSolution:
+        """Cut between units of `coarse`."""
+        whole = solve_layers(coarse.flops, coarse.values, num_layers, delta, least)
+        first = np.searchsorted(self._unit_of_blocks, np.arange(len(coarse.flops) + 1))
+        boundaries = [int(first[unit]) for unit in whole.boundaries]
+        return evaluate(self.flops, self.values, boundaries, whole.status)
+
+    @cached_property
+    def _unit_of_blocks(self) -> np.ndarray:
+        """int64 `[n]`: the number of each unit when all those of a block are one."""
+        is_first = np.ones(len(self.flops), dtype=np.int64)
+        for first, stop in self.blocks:
+            is_first[first + 1 : stop] = 0
+        return np.cumsum(is_first) - 1
+
+    def _of_whole_blocks(self) -> ForwardLine:
+        number = self._unit_of_blocks
+        values = []
+        for value in self.values:
+            producer = int(number[value.producer])
+            readers = {int(number[consumer]) for consumer in value.consumers} - {producer}
+            if readers:
+                values.append(Value(producer, value.bytes, tuple(sorted(readers))))
+        return ForwardLine(np.bincount(number, weights=self.flops), values)
 
     def best_count(self, delta: float) -> int:
         """The number of layers where nobody says: one for each block, or for equally many, up to
@@ -104,22 +153,3 @@ class ForwardLine:
             behind = int(np.argmin(self.crossing[low : high + 1][::-1])) if low <= high else 0
             inner.append(high - behind if low <= high else low)
         return (0, *inner, len(self.flops))
-
-
-def join(flops: np.ndarray) -> np.ndarray:
-    """Unit of each operation: when there are many, neighbours are joined into about `_MAX_UNITS`
-    units."""
-    if len(flops) <= _MAX_UNITS:
-        return np.arange(len(flops))
-    # Where a unit ends because of the limit, it and the next one together exceed it: there are
-    # fewer than `_MAX_UNITS` such ends, and half as many because of the length. Length is bounded,
-    # too, as a long stretch without FLOPs would otherwise be one unit that cannot be cut.
-    limit, longest = 2 * flops.sum() / _MAX_UNITS, -(-2 * len(flops) // _MAX_UNITS)
-    units = np.zeros(len(flops), dtype=np.int64)
-    unit, filled, length = 0, 0.0, 0
-    for index, work in enumerate(flops):
-        if length and (filled + work > limit or length >= longest):
-            unit, filled, length = unit + 1, 0.0, 0
-        units[index] = unit
-        filled, length = filled + work, length + 1
-    return units

@@ -25,6 +25,7 @@ from shardopt.support.spans import timed
 DEFAULT_DELTA = 0.5
 # The stage DP and the profiling of stage candidates grow with the square of the layers.
 MAX_AUTO_LAYERS = 16
+_DELTA_STEP = 1e-6
 _INFINITE_BYTES = np.iinfo(np.int64).max
 
 
@@ -96,6 +97,21 @@ def relaxed_delta(flops: np.ndarray, num_layers: int, delta: float) -> float:
     what follows it has to go somewhere, so that the balance gives way, not the user."""
     heaviest = num_layers * float(flops.max(initial=0.0)) / max(float(flops.sum()), 1.0)
     return delta + max(0.0, heaviest - 1)
+
+
+def is_feasible(flops: np.ndarray, num_layers: int, delta: float) -> bool:
+    """Whether operations can be cut into so many layers, none heavier than `delta` allows."""
+    count = _min_layers(flops, num_layers, delta)
+    return 1 <= num_layers <= len(flops) and count <= num_layers
+
+
+def least_delta(flops: np.ndarray, num_layers: int) -> float:
+    """The least `delta` that is feasible, up to rounding."""
+    low, high = 0.0, float(num_layers)
+    while high - low > _DELTA_STEP:
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_feasible(flops, num_layers, middle) else (middle, high)
+    return high
 
 
 def auto_layers(

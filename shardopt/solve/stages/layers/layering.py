@@ -35,8 +35,9 @@ from shardopt.solve.stages.layers.backward_cuts import (
     place_backward,
 )
 from shardopt.solve.stages.layers.dependences import NEVER_SHARED, copyable_ops, reached
-from shardopt.solve.stages.layers.forward_line import ForwardLine, join
-from shardopt.solve.stages.layers.layer_dp import LayerSolution, Value, relaxed_delta
+from shardopt.solve.stages.layers.forward_line import ForwardLine
+from shardopt.solve.stages.layers.forward_units import line_of
+from shardopt.solve.stages.layers.layer_dp import LayerSolution, relaxed_delta
 from shardopt.support.errors import UserError
 
 # Not -1, which is known: operations of no layer.
@@ -47,8 +48,6 @@ _MIN_FORWARD_SHARE = 0.1
 # A backward pass has twice the FLOPs of its forward pass; a smaller share shows only a part of the
 # forward pass.
 _FORWARD_OF_BOTH = 0.3
-# Operators that do the work of a model; what blocks of it are recognised by.
-_OPERATORS = frozenset({"convolution", "custom_call", "dot", "dot_general", "while"})
 # What may stand between the contributions to a gradient and its accumulator.
 _SUMMING = frozenset({"add", "convert", "reshape", "transpose"})
 
@@ -193,11 +192,13 @@ class _Assignment:
             index for index, inside in enumerate(self.forward) if inside and index not in sources
         ]
         flops = np.array([self.graph.ops[index].weighted_flops for index in ops], dtype=float)
-        # Boundaries of a plan file count operations, so none are joined.
-        units = np.arange(len(ops)) if self.problem.starts else join(flops)
+        if self.problem.starts:
+            # Boundaries of a plan file count operations, so none are joined.
+            units, solution = np.arange(len(ops)), self._from_starts(flops, ops)
+        else:
+            units, line = line_of(self.graph, ops)
+            solution = self._solve(line)
         unit_of = dict(zip(ops, units.tolist(), strict=True))
-        line = self._line(unit_of, flops)
-        solution = self._from_starts(flops, ops) if self.problem.starts else self._solve(line)
         self.num_layers = len(solution.boundaries) - 1
         for index, unit in unit_of.items():
             self.layer[index] = bisect_right(solution.boundaries, unit) - 1
@@ -240,23 +241,6 @@ class _Assignment:
             c for r in self.graph.ops[index].results for c in self.consumers[r] if self.forward[c]
         ]
 
-    def _line(self, unit_of: Mapping[int, int], flops: np.ndarray) -> ForwardLine:
-        """The forward operations, in program order, with their units and FLOPs."""
-        num_units = max(unit_of.values(), default=-1) + 1
-        units = np.fromiter(unit_of.values(), dtype=np.int64, count=len(unit_of))
-        ops, tensors = self.graph.ops, self.graph.tensors
-        workers = [index for index in unit_of if ops[index].name in _OPERATORS]
-        return ForwardLine(
-            np.bincount(units, weights=flops, minlength=num_units),
-            self._values(unit_of),
-            tuple(unit_of[index] for index in workers),
-            tuple(
-                (ops[k].name, *(tensors[t].shape for t in (*ops[k].operands, *ops[k].results)))
-                for k in workers
-            ),
-            tuple(ops[index].weighted_flops for index in workers),
-        )
-
     def _solve(self, line: ForwardLine) -> LayerSolution:
         problem, delta = self.problem, self.problem.delta
         count = problem.num_layers
@@ -283,18 +267,6 @@ class _Assignment:
             layer_flops=sums,
             status="fixed",
         )
-
-    def _values(self, unit_of: Mapping[int, int]) -> list[Value]:
-        """What forward units exchange: the values one of them makes and later ones read."""
-        values = []
-        for index, unit in unit_of.items():
-            for result in self.graph.ops[index].results:
-                readers = {unit_of[c] for c in self.consumers[result] if c in unit_of} - {unit}
-                if readers:
-                    values.append(
-                        Value(unit, self.graph.tensors[result].size_bytes, tuple(sorted(readers)))
-                    )
-        return values
 
     def _share_followers(self) -> None:
         """What only shared values make, for the backward pass or a metric, is shared as well."""

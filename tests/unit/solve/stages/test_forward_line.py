@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from shardopt.solve.stages.layers.blocks import BlockRun, count_blocks, find_blocks
 from shardopt.solve.stages.layers.forward_line import ForwardLine
 from shardopt.solve.stages.layers.layer_dp import Value, solve_layers
+from shardopt.support.errors import UserError
 
 
 def runs_of(text: str) -> list[tuple[int, int, int]]:
@@ -142,3 +144,32 @@ def test_equal_op_gives_every_layer_as_many_operators(blocks: int, layers: int) 
 def test_equal_op_without_operators_counts_all_operations() -> None:
     line = ForwardLine(np.array([4.0, 1, 1, 1, 1, 4]), [], (), (), ())
     assert line.cut(3, 0.5, 0.0, "equal-op").boundaries == (0, 2, 4, 6)
+
+
+def wide_model(blocks: int, *, head: float, inside: int = 9) -> ForwardLine:
+    """As `model`, with its blocks marked."""
+    line = model(blocks, head=head)
+    values = [Value(v.producer, inside if v.bytes == 9 else 5, v.consumers) for v in line.values]
+    return replace(line, values=values, blocks=tuple((4 * k, 4 * k + 4) for k in range(blocks)))
+
+
+@pytest.mark.parametrize(("blocks", "layers"), [(24, 24), (24, 6), (128, 128), (96, 12)])
+def test_no_block_is_cut_where_parts_are_no_more_even(blocks: int, layers: int) -> None:
+    """Even where cutting a block is as cheap, as in the middle of a transformer block."""
+    solution = wide_model(blocks, head=1.0, inside=5).cut(layers, 0.5, 0.5, "dp")
+    assert solution.boundaries == (*range(0, 4 * blocks, 4 * blocks // layers), 4 * blocks + 1)
+
+
+def test_blocks_are_cut_where_that_is_more_even() -> None:
+    """Four blocks for three layers: whole blocks would make one layer twice as heavy."""
+    line = wide_model(4, head=0.0, inside=5)
+    assert max(line.cut(3, 0.5, 0.5, "dp").layer_flops) == 6
+    assert max(replace(line, blocks=()).cut(3, 0.5, 0.5, "dp").layer_flops) == 6
+
+
+def test_a_layer_for_each_block_beside_a_heavy_head() -> None:
+    """The head is a layer of its own, and two blocks share one."""
+    solution = wide_model(12, head=20.0).cut(12, 0.5, 0.5, "dp")
+    assert sorted(solution.layer_flops) == [4.0] * 10 + [8.0, 20.0]
+    with pytest.raises(UserError, match="the largest feasible number is 5"):
+        replace(wide_model(12, head=20.0), blocks=()).cut(12, 0.5, 0.5, "dp")
