@@ -319,6 +319,8 @@ _ON_A_CUBE = {"2.5d", "3d"}
 _GATHERED_AGAIN = {"megatron-zero3", "sequence-zero3"}
 _AGAIN = "XLA gathers or sums some of these values once more, or once less, than is planned"
 
+_ONCE = "XLA unrolls loops of one step, and sends keys once for the turns of a ring of two devices"
+
 
 def _cases() -> Iterator[Any]:
     for model in ("gpt", "moe", "resnet"):
@@ -329,6 +331,8 @@ def _cases() -> Iterator[Any]:
                 marks = [] if case in _FAST else [pytest.mark.slow]
                 if preset in _GATHERED_AGAIN and mesh != "4":
                     marks.append(pytest.mark.xfail(reason=_AGAIN))
+                if preset.startswith("ring") and model == "gpt" and mesh == "2x2":
+                    marks.append(pytest.mark.xfail(reason=_ONCE))
                 yield pytest.param(*case, marks=marks)
 
 
