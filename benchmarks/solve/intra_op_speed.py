@@ -59,8 +59,14 @@ class Row:
     error: str = ""
 
 
-def measure(path: Path, mesh: str, cluster: str, time_limit: float) -> Row:
-    """Shard one module; meant for a fresh process."""
+def measured(path: Path, mesh: str, cluster: str, time_limit: float, more: str = "") -> Row:
+    """`measure` in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(measure, path, mesh, cluster, time_limit, more).result()
+
+
+def measure(path: Path, mesh: str, cluster: str, time_limit: float, more: str = "") -> Row:
+    """Shard one module; meant for a fresh process. `more` options are those of `shardopt-intra`."""
     from shardopt.ir.context import make_context
     from shardopt.ir.diagnostics import DiagnosedError
     from shardopt.ir.io import load_module
@@ -70,7 +76,7 @@ def measure(path: Path, mesh: str, cluster: str, time_limit: float) -> Row:
     per_host = 1
     for size in width.split("x"):
         per_host *= int(size)
-    options = f"mesh={mesh} cluster={cluster}:{hosts}x{per_host} time-limit={time_limit}"
+    options = f"mesh={mesh} cluster={cluster}:{hosts}x{per_host} time-limit={time_limit} {more}"
     begin, begin_cpu = perf_counter(), process_time()
     with make_context() as context:
         module = load_module(path, context)
@@ -150,10 +156,7 @@ def main() -> int:
             path = args.folder / f"{name}.mlirbc"
             if not path.is_file():
                 parser.error(f"expected a file {path}, found none")
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-                rows.append(
-                    fresh.submit(measure, path, mesh, args.cluster, args.time_limit).result()
-                )
+            rows.append(measured(path, mesh, args.cluster, args.time_limit))
             console.print(markdown(rows[-1:]).splitlines()[-1], markup=False)
             if args.json:
                 args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

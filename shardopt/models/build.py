@@ -8,10 +8,10 @@ from functools import partial
 
 import jax
 
-from shardopt.models import gpt, llama, moe, wresnet
+from shardopt.models import deepseek, gpt, llama, moe, wresnet
 from shardopt.models.computing import PLAIN, Computing
 from shardopt.models.optimizers import adafactor, adamw, momentum
-from shardopt.models.specs import GptSpec, LlamaSpec, MoeSpec, Spec
+from shardopt.models.specs import DeepseekSpec, GptSpec, LlamaSpec, MoeSpec, Spec
 from shardopt.models.train_step import Model, abstract_state, make_step
 from shardopt.models.transformer import token_batch
 
@@ -25,6 +25,12 @@ def build(spec: Spec, dtype: str | None = None, how: Computing = PLAIN) -> Model
         inputs, loss = token_batch(spec.batch, spec.sequence), partial(family.loss, how=how)
         weights = family.weights(spec)
         return Model(weights, inputs, loss, adamw(), dtype or "f16", how.carries_copies)
+    if isinstance(spec, DeepseekSpec):
+        inputs = token_batch(spec.batch, spec.sequence)
+        loss = partial(deepseek.loss, spec=spec, how=how)
+        return Model(
+            deepseek.weights(spec), inputs, loss, adamw(), dtype or "f16", how.carries_copies
+        )
     if isinstance(spec, MoeSpec):
         inputs, loss = token_batch(spec.batch, spec.sequence), partial(moe.loss, spec=spec, how=how)
         weights = moe.weights(spec)

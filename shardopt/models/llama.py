@@ -66,7 +66,7 @@ def _attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     query = product(how, "bsh,hgmd->bsgmd", x, weights["query"])
     key = product(how, "bsh,hgd->bsgd", x, weights["key"], again=True)
     value = product(how, "bsh,hgd->bsgd", x, weights["value"])
-    mixed = attended(how, _attend, _rotated(query), _rotated(key), value)
+    mixed = attended(how, _attend, rotated(query), rotated(key), value)
     return product(how, "bqgmd,gmdh->bqh", mixed, weights["out"], again=True)
 
 
@@ -75,7 +75,7 @@ def _attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     return jnp.einsum("bgmqk,bkgd->bqgmd", causal_shares(scores), value)
 
 
-def _rotated(x: jax.Array) -> jax.Array:
+def rotated(x: jax.Array) -> jax.Array:
     """Each pair of the last dimension of `x` `[batch, sequence, …, size]` turned by an angle that
     grows with the position (arXiv 2104.09864); a pair is two numbers half of the size apart."""
     half = x.shape[-1] // 2

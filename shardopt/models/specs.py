@@ -3,7 +3,7 @@
 GPT, GShard's mixture of experts and Wide-ResNet are those of Alpa (arXiv 2201.12023, section 8.1);
 their formulas are those of its artifact (github.com/alpa-projects/alpa, `benchmark/alpa/util.py`),
 which for Wide-ResNet counts the FLOPs of the compiled program.
-LLaMA is that of arXiv 2307.09288 and 2407.21783."""
+LLaMA is that of arXiv 2307.09288 and 2407.21783, DeepSeek-V3 that of arXiv 2412.19437."""
 
 from __future__ import annotations
 
@@ -115,6 +115,55 @@ class MoeSpec:
 
 
 @dataclass(frozen=True)
+class DeepseekSpec:
+    """A decoder with latent attention: queries come from `query_rank` numbers a token, keys and
+    values from `latent_rank`; `rotary` numbers of each query and key know positions, `head` do not.
+    Behind the first `dense_layers`, whose feed forward part has width `ffn`, each token passes
+    `shared` experts and `active` of the `experts`, of width `expert_ffn`. `group` tokens are routed
+    together."""
+
+    hidden: int = 7168
+    layers: int = 61
+    dense_layers: int = 3
+    heads: int = 128
+    head: int = 128
+    rotary: int = 64
+    query_rank: int = 1536
+    latent_rank: int = 512
+    ffn: int = 18432
+    experts: int = 256
+    active: int = 8
+    shared: int = 1
+    expert_ffn: int = 2048
+    sequence: int = 4096
+    vocab: int = 129280
+    batch: int = 1024
+    group: int = 4096
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of a group that an expert takes, shared out evenly."""
+        return self.active * self.group // self.experts
+
+    @property
+    def parameters(self) -> int:
+        """All weights, both embeddings and all norms."""
+        h, heads, queries, latent = self.hidden, self.heads, self.query_rank, self.latent_rank
+        attention = h * queries + queries + queries * heads * (self.head + self.rotary)
+        attention += h * (latent + self.rotary) + latent + 2 * latent * heads * self.head
+        attention += heads * self.head * h + 2 * h
+        sparse = (self.experts + self.shared) * 3 * h * self.expert_ffn + h * self.experts
+        ends = 2 * self.vocab * h + h
+        sparse_layers = self.layers - self.dense_layers
+        return (
+            self.layers * attention
+            + self.dense_layers * 3 * h * self.ffn
+            + sparse_layers * sparse
+            + ends
+        )
+
+
+@dataclass(frozen=True)
 class ResnetSpec:
     """A bottleneck ResNet of 50 or 101 layers; `width` multiplies the channels of its 3x3
     convolutions."""
@@ -177,7 +226,7 @@ def _taps(side: int, window: int, stride: int) -> int:
     return along**2
 
 
-Spec = GptSpec | LlamaSpec | MoeSpec | ResnetSpec
+Spec = DeepseekSpec | GptSpec | LlamaSpec | MoeSpec | ResnetSpec
 
 
 def block_layers(spec: Spec) -> int:

@@ -19,7 +19,8 @@ _EXPLAINED = frozenset({"dot_general", "convolution"})
 _SHARING = {
     "pair_objective": "objective if each reader paid for itself",
     "price_rounds": "rounds of prices",
-    "tied_price_rounds": "rounds of prices with equal layers tied",
+    "share_rounds": "rounds of messages and shares",
+    "tied_share_rounds": "rounds of messages and shares with equal layers tied",
 }
 
 

@@ -13,6 +13,7 @@ from time import monotonic
 import numpy as np
 
 from shardopt.solve.assignment.problem import Edge, Problem, Usage
+from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
 
 
 def compiled_by(deadline: float | None) -> bool:
@@ -33,10 +34,25 @@ def _compiler() -> Thread:
 
 
 def _use_all_kernels() -> None:
-    """Solve a triangle with tight memory: it calls every kernel."""
+    """Solve a triangle with tight memory, and share a step among two readers: that calls every
+    kernel."""
     from shardopt.solve.assignment.large.large_problem import solve_large
+    from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
 
     table = np.array([[0.0, 2.0], [3.0, 0.0]])
     edges = (Edge(0, 1, table), Edge(1, 2, table), Edge(0, 2, table.T[::-1]))
     usage = (Usage(0, 1, np.array([2, 1])),)
     solve_large(Problem((np.array([0.0, 1.0]),) * 3, edges, (usage,) * 3, 4, 1), work=3_000_000)
+    ascent = ShareAscent(sharing := _two_readers(), sharing.equal_shares(), 4.0)
+    ascent.run(2, 0.0, None)
+    ascent.decide()
+
+
+def _two_readers() -> Sharing:
+    """Both need the same step where they take the second strategy and their value the first."""
+    each, path = np.arange(2), np.array([[[1], [0]], [[1], [1]]])
+    missing = np.zeros((2, 2), dtype=bool)
+    arcs = Arcs(np.array([2.0]), (path,) * 2, (missing,) * 2, (each,) * 2, (each,) * 2)
+    costs = np.array([0.0, 3.0]), np.array([3.0, 0.0]), np.array([1.0, 0.0])
+    edges = tuple(map(Edge, (0, 0), (1, 2), arcs.tables(arcs.usable.astype(float))))
+    return Sharing(Problem(costs, edges), (SharedEdges(arcs, (0, 0), (1, 2), (0, 1)),))

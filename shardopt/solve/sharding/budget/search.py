@@ -29,7 +29,7 @@ from shardopt.solve.assignment.search.limits import (
 )
 from shardopt.solve.assignment.search.repeated_layers import is_large
 from shardopt.solve.assignment.search.sharding_ilp import solve
-from shardopt.solve.assignment.sharing.price_splitting import moved_shares
+from shardopt.solve.assignment.sharing.price_rounds import moved_shares
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.sharding.budget.least_peak import LeastPeak, find_least_peak
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand

@@ -1,0 +1,179 @@
+"""A bound for problems with shared edges: messages and shares, improved together.
+
+For given shares a problem with shared edges is one of pairs, which messages bound from below, as
+those of `shardopt.solve.assignment.large.price_ascent` do. A round is
+
+1. one sweep of messages forward and one backward at these shares;
+2. how much each reader uses each arc: not in one assignment, but averaged over all ways over its
+   edge by what they cost beyond the least (Boltzmann's weights). At good shares many assignments
+   cost the same, and any one of them says little about the others;
+3. a step of Polyak's length along the averaged use, each arc weighted by its cost, and a projection
+   back to shares that add up to 1 (`price_splitting`).
+
+After some rounds without a better bound, shares and messages go back to the best, and steps become
+shorter. A round touches each table once; a solve of the problem of pairs takes hundreds of times as
+long. Importing this module loads numba."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from time import monotonic
+
+import numpy as np
+
+from shardopt.solve.assignment.sharing import share_kernels as kernels
+from shardopt.solve.assignment.sharing.class_problem import class_problem
+from shardopt.solve.assignment.sharing.shared_edges import Sharing
+
+# What may not be costs so many times what is known to suffice.
+_FORBIDDEN = 2.0
+_AVERAGING = 0.5  # weight of the newest use
+_HEAT = 0.1  # of the mean cost of a node
+_FIRST_STEP, _STEP_GROWTH, _STEP_DECAY = 0.5, 1.1, 0.7
+_LARGEST_STEP, _LAST_STEP = 2.0, 1e-3
+_PATIENCE = 10  # rounds without progress before going back
+_PROGRESS = 1e-9  # relative
+_CLIP = 0.05  # largest distance to the target that a step believes, relative
+# Sweeps before the first step, as long as they raise the bound by this share.
+_SETTLING, _SETTLED = 60, 1e-4
+# The bound stands still where so many rounds raise it by less than this part of what is close.
+_STANDING, _LITTLE = 30, 0.2
+# Shares that add up to less are none.
+_LEAST_TOTAL = 1e-300
+# How often a round touches every entry: two sweeps, uses and prices.
+_PASSES = 5
+
+
+class ShareAscent:
+    """Shares, messages and the best bound that they proved. `target` is the true cost of an
+    assignment."""
+
+    def __init__(self, sharing: Sharing, shares: Sequence[np.ndarray], target: float) -> None:
+        self.sharing, self.target = sharing, target
+        self._problem = class_problem(sharing, _FORBIDDEN * target)
+        self._scratch = self._problem.scratch()
+        self.rounds = 0
+        self.bound, self._step, self._failures = -inf, _FIRST_STEP, 0
+        self._messages = np.zeros(int(self._problem.flat.classes.sum()))
+        self._shares = self._in_seconds(shares)
+        self._hats = np.zeros(len(self._problem.flat.costs))
+        self._use = np.zeros(len(self._shares))
+        self._direction = np.zeros(len(self._shares))
+        self._keep()
+        self._price()
+
+    @property
+    def shares(self) -> list[np.ndarray]:
+        """The best shares, for each of the batches."""
+        shares, place = [], 0
+        equal = self.sharing.equal_shares()
+        for batch, default in zip(self.sharing.batches, equal, strict=True):
+            seconds = batch.arcs.seconds
+            part = self._best[0][place : place + default.size].reshape(default.shape)
+            place += default.size
+            shares.append(np.divide(part, seconds, out=default, where=seconds > 0))
+        return shares
+
+    @property
+    def round_work(self) -> int:
+        """Entries that a round touches."""
+        flat = self._problem.flat
+        sizes = np.diff(flat.first)
+        owner = np.repeat(np.arange(flat.num_nodes), np.diff(flat.half_first))
+        pairs = int(flat.classes @ flat.classes[flat.reverse]) // 2
+        return _PASSES * (pairs + int(sizes[owner].sum()))
+
+    def run(self, most_rounds: int, close: float, deadline: float | None) -> bool:
+        """Rounds until the bound is within the share `close` of the target or stands still; whether
+        the `deadline` (seconds of `monotonic`) ended them."""
+        self._settle()
+        bounds = [self.bound]
+        for _ in range(most_rounds):
+            is_close = self.bound >= (1 - close) * self.target
+            if is_close or self._step < _LAST_STEP or _stands(bounds, _LITTLE * close):
+                return False
+            if deadline is not None and monotonic() >= deadline:
+                return True
+            self._round()
+            bounds.append(self.bound)
+        return False
+
+    def decide(self) -> tuple[int, ...]:
+        """An assignment by the last messages."""
+        problem = self._problem
+        choice = np.zeros(problem.flat.num_nodes, dtype=np.int64)
+        arrays = problem.flat, problem.tables, self._messages
+        kernels.decide(*arrays, choice, self._scratch.hat)
+        return tuple(choice.tolist())
+
+    def _in_seconds(self, shares: Sequence[np.ndarray]) -> np.ndarray:
+        """Shares of those who can pay alone, which add up to 1 for each arc that somebody can use,
+        times its seconds."""
+        parts, place = [np.zeros(0)], 0
+        for batch, each in zip(self.sharing.batches, shares, strict=True):
+            usable = self._problem.groups.usable[place : place + each.size].reshape(each.shape)
+            place += each.size
+            paid = np.where(usable, each, 0.0)
+            paid = np.where(paid.any(axis=1, keepdims=True), paid, usable)
+            total = np.maximum(paid.sum(axis=1, keepdims=True), _LEAST_TOTAL)
+            parts.append((paid / total * batch.arcs.seconds).ravel())
+        return np.concatenate(parts)
+
+    def _settle(self) -> None:
+        for _ in range(_SETTLING):
+            before = self.bound
+            if self._sweep() <= before + _SETTLED * abs(before):
+                return
+
+    def _round(self) -> None:
+        problem, groups = self._problem, self._problem.groups
+        heat = _HEAT * self.target / problem.flat.num_nodes
+        kernels.gather_all(problem.flat, self._messages, self._hats)
+        arrays = problem.flat, groups, problem.tables, self._messages, self._hats
+        kernels.usage(*arrays, heat, self._scratch, self._use)
+        self._direction += _AVERAGING * (self._use - self._direction)
+        length = kernels.slope(groups, self._direction)
+        if length > 0.0:
+            distance = min(max(self.target - self._last, 0.0), _CLIP * self.target)
+            step = self._step * distance / length
+            kernels.move(groups, self._direction, step, self._shares, self._scratch)
+            self._price()
+        before = self.bound
+        value = self._sweep()
+        self.rounds += 1
+        if value > before + _PROGRESS * abs(before):
+            self._step, self._failures = min(self._step * _STEP_GROWTH, _LARGEST_STEP), 0
+            return
+        self._failures += 1
+        if self._failures == _PATIENCE:
+            self._go_back()
+
+    def _sweep(self) -> float:
+        flat, tables = self._problem.flat, self._problem.tables
+        kernels.sweep(flat, tables, self._messages, True, self._scratch)
+        self._last = kernels.sweep(flat, tables, self._messages, False, self._scratch)
+        if self._last > self.bound:
+            self.bound = self._last
+            self._keep()
+        return self._last
+
+    def _keep(self) -> None:
+        self._best = self._shares.copy(), self._messages.copy(), self._direction.copy()
+
+    def _go_back(self) -> None:
+        self._step, self._failures = self._step * _STEP_DECAY, 0
+        shares, messages, direction = self._best
+        self._shares[:], self._messages[:], self._direction[:] = shares, messages, direction
+        self._last = self.bound
+        self._price()
+
+    def _price(self) -> None:
+        problem = self._problem
+        kernels.price(problem.flat, problem.groups, self._shares, problem.forbidden, problem.tables)
+
+
+def _stands(bounds: Sequence[float], share: float) -> bool:
+    if len(bounds) <= _STANDING:
+        return False
+    return bounds[-1] - bounds[-1 - _STANDING] <= share * abs(bounds[-1])

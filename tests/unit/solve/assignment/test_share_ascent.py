@@ -1,0 +1,102 @@
+"""Messages and shares, improved together: bounds that hold, and how close they come."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from shardopt.solve.assignment.problem import Problem
+from shardopt.solve.assignment.search.limits import SearchLimits
+from shardopt.solve.assignment.sharing import price_splitting
+from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
+from shardopt.solve.assignment.sharing.shared_edges import Sharing
+from tests.unit.solve.assignment.test_shared_edges import exact, random_sharing, true_cost
+
+
+def least_cost(sharing: Sharing) -> float:
+    choices = product(range(3), repeat=sharing.problem.num_nodes)
+    return min(true_cost(sharing, choice) for choice in choices)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bounds_hold_and_rise_above_those_of_equal_shares(seed: int) -> None:
+    sharing = random_sharing(seed)
+    best = least_cost(sharing)
+    if best == float("inf"):
+        best = 100.0  # some figure to step towards
+    ascent = ShareAscent(sharing, sharing.equal_shares(), best)
+    ascent.run(0, 0.0, None)
+    first = ascent.bound
+    ascent.run(150, 0.0, None)
+    assert first <= ascent.bound <= best + 1e-9
+    choice = ascent.decide()
+    assert true_cost(sharing, choice) >= ascent.bound - 1e-9
+
+
+def test_most_bounds_are_close_to_brute_force() -> None:
+    gaps = []
+    for seed in range(12):
+        sharing = random_sharing(seed)
+        best = least_cost(sharing)
+        if best < float("inf"):
+            ascent = ShareAscent(sharing, sharing.equal_shares(), best)
+            ascent.run(300, 1e-6, None)
+            gaps.append(1 - ascent.bound / best)
+    assert len(gaps) > 5 and np.median(gaps) < 0.05
+
+
+def test_shares_of_every_arc_add_up_and_charge_no_more_than_the_truth() -> None:
+    sharing = random_sharing(5)
+    ascent = ShareAscent(sharing, sharing.equal_shares(), 20.0)
+    ascent.run(40, 0.0, None)
+    for batch, shares in zip(sharing.batches, ascent.shares, strict=True):
+        usable = batch.arcs.usable.any(axis=0)
+        assert np.allclose(shares.sum(axis=1)[:, usable], 1.0)
+        assert (shares >= 0.0).all()
+    bound = exact(sharing.priced(ascent.shares), None, SearchLimits()).objective
+    assert ascent.bound <= bound + 1e-9
+    assert bound <= least_cost(sharing) + 1e-9
+
+
+def test_a_reader_that_is_tied_to_its_value_pays_nothing() -> None:
+    sharing = random_sharing(2)
+    colours = np.arange(sharing.problem.num_nodes)
+    colours[2] = 0
+    tied = sharing.tied(np.unique(colours, return_inverse=True)[1]).sharing
+    ascent = ShareAscent(tied, tied.equal_shares(), 100.0)
+    ascent.run(30, 0.0, None)
+    groups = [
+        (group, each)
+        for batch, shares in zip(tied.batches, ascent.shares, strict=True)
+        for group, each in zip(batch.groups, shares, strict=True)
+    ]
+    assert any(
+        source == reader
+        for g, _ in groups
+        for source, reader in zip(g.sources, g.readers, strict=True)
+    )
+    for group, shares in groups:
+        pays = np.array(group.sources) != np.array(group.readers)
+        assert not shares[~pays].any()
+        others = group.arcs.usable[pays].any(axis=0)
+        assert np.allclose(shares.sum(axis=0)[others], 1.0)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_large_problems_get_bounds_that_hold(copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(price_splitting, "is_large", _everything_is)
+    sharing = random_sharing(4, copies=copies)
+    first = price_splitting.solve_shared(sharing, exact, SearchLimits())
+    again = price_splitting.solve_shared(sharing, exact, SearchLimits())
+    assert first.choice == again.choice and first.bound == again.bound
+    assert true_cost(sharing, first.choice) == pytest.approx(first.objective)
+    proof = exact(sharing.priced(sharing.equal_shares()), None, SearchLimits())
+    assert proof.objective <= first.objective + 1e-9
+    if copies == 1:
+        assert first.bound <= least_cost(sharing) + 1e-9
+
+
+def _everything_is(problem: Problem) -> bool:
+    return True
