@@ -60,7 +60,8 @@ class ShareAscent:
         self._hats = np.zeros(len(self._problem.flat.costs))
         self._use = np.zeros(len(self._shares))
         self._direction = np.zeros(len(self._shares))
-        self._keep()
+        self._now = self._shares, self._messages, self._direction
+        self._best = tuple(array.copy() for array in self._now)
         self._price()
 
     @property
@@ -159,12 +160,13 @@ class ShareAscent:
         return self._last
 
     def _keep(self) -> None:
-        self._best = self._shares.copy(), self._messages.copy(), self._direction.copy()
+        for best, now in zip(self._best, self._now, strict=True):
+            np.copyto(best, now)
 
     def _go_back(self) -> None:
         self._step, self._failures = self._step * _STEP_DECAY, 0
-        shares, messages, direction = self._best
-        self._shares[:], self._messages[:], self._direction[:] = shares, messages, direction
+        for best, now in zip(self._best, self._now, strict=True):
+            np.copyto(now, best)
         self._last = self.bound
         self._price()
 

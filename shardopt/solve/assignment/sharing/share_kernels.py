@@ -302,9 +302,12 @@ def move(
         for a in range(groups.arc_first[group + 1] - first):
             seconds, count, moves = groups.seconds[first + a], 0, False
             for r in range(begin, end):
+                moves |= direction[groups.share_first[r] + a] != 0.0
+            if not moves:
+                continue
+            for r in range(begin, end):
                 place = groups.share_first[r] + a
                 if groups.usable[place]:
-                    moves |= direction[place] != 0.0
                     value = shares[place] + step * seconds * direction[place]
                     at = count
                     while at > 0 and scratch.ordered[at - 1] < value:
@@ -312,8 +315,6 @@ def move(
                         at -= 1
                     scratch.ordered[at] = value
                     count += 1
-            if not moves:
-                continue
             total, level = 0.0, 0.0
             for number in range(count):
                 total += scratch.ordered[number]
