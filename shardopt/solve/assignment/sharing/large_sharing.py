@@ -86,11 +86,12 @@ class _Search:
         """Bounds of the whole at first and from the shares of the tied problem; whether these
         suffice."""
         rounds = self.rounds
-        self._climb(ShareAscent(self.sharing, self.shares, rounds.objective), _GLANCE)
+        self.whole = ShareAscent(self.sharing, self.shares, rounds.objective)
+        self._climb(self.whole, _GLANCE)
         if rounds.is_over:
             return True
         self.shares = small.spread_shares(self._tied_shares(small), self.sharing)
-        self.whole = ShareAscent(self.sharing, self.shares, rounds.objective)
+        self.whole.restart(self.shares, rounds.objective)
         if not rounds.is_over:
             self._climb(self.whole, _WHOLE_ROUNDS)
         return rounds.is_over

@@ -64,6 +64,15 @@ class ShareAscent:
         self._best = tuple(array.copy() for array in self._now)
         self._price()
 
+    def restart(self, shares: Sequence[np.ndarray], target: float) -> None:
+        """Go on from other shares; the messages stay."""
+        self.target, self._step, self._failures = target, _FIRST_STEP, 0
+        np.copyto(self._shares, self._in_seconds(shares))
+        self._direction[:] = 0.0
+        self._price()
+        self.bound = -inf
+        self._sweep()
+
     @property
     def shares(self) -> list[np.ndarray]:
         """The best shares, for each of the batches."""
