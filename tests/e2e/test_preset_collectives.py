@@ -331,7 +331,7 @@ def _cases() -> Iterator[Any]:
                 marks = [] if case in _FAST else [pytest.mark.slow]
                 if preset in _GATHERED_AGAIN and mesh != "4":
                     marks.append(pytest.mark.xfail(reason=_AGAIN))
-                if preset.startswith("ring") and model == "gpt" and mesh == "2x2":
+                if preset.startswith("ring") and mesh == "2x2":
                     marks.append(pytest.mark.xfail(reason=_ONCE))
                 yield pytest.param(*case, marks=marks)
 
