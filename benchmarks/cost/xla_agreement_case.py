@@ -19,6 +19,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -45,6 +46,7 @@ from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_text
 from shardopt.solve.assignment.problem import Edge
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.xla_text.hlo import module_traffic
 
 FORMATS = ("sdy", "gspmd")
@@ -96,7 +98,27 @@ def slowed(spec: str, mesh: Mesh, scale: float) -> Cluster:
     return replace(cluster, groups=(group,))
 
 
-class RandomPlanner(MeshPlanner):
+class WarmPlanner(MeshPlanner):
+    """Prices operations once for all cases of a process on one mesh and cluster."""
+
+    def problem(self, graph: MeshGraph, *rest: Any) -> IntraOpProblem:
+        *others, _ = rest
+        return super().problem(graph, *others, strategy_tables(graph.mesh, self.cluster))
+
+
+@cache
+def strategy_tables(mesh: Mesh, cluster: Cluster) -> StrategyTables:
+    return StrategyTables(mesh, cluster)
+
+
+@dataclass(frozen=True)
+class ChooseWarm(ChooseShardings):
+    """The pass with tables that are kept from case to case."""
+
+    planner = WarmPlanner
+
+
+class RandomPlanner(WarmPlanner):
     """Takes any strategy of any operation that the rules of the problem allow."""
 
     def problem(self, graph: MeshGraph, *rest: Any) -> IntraOpProblem:
@@ -122,7 +144,7 @@ def make_pass(case: Case, form: str) -> ChooseShardings:
     limits = {"time_limit": case.time_limit, "gap": case.gap, "batch_args": case.batch_args}
     if case.plan.startswith(RANDOM):
         return ChooseAtRandom(**options, **limits, seed=int(case.plan.removeprefix(RANDOM)))  # type: ignore[arg-type]
-    return ChooseShardings(**options, **limits, intra_op=case.plan)  # type: ignore[arg-type]
+    return ChooseWarm(**options, **limits, intra_op=case.plan)  # type: ignore[arg-type]
 
 
 def _random(problem: IntraOpProblem, seed: int) -> IntraOpProblem:
