@@ -33,8 +33,9 @@ def with_split_state(walk: AxisWalk, input_kinds: InputKinds, stage: int) -> Res
     }
     free = flow.update | of_state
     allowed = {op: numbers for op, numbers in walk.allowed.items() if op not in free}
-    if stage == 3:
-        allowed.update(walk.plan.whole_for_use(stage))
+    if stage == 3:  # a weight is gathered for use, and not along the walk's axis
+        whole = walk.plan.whole_for_use(stage)
+        allowed.update((op, walk.allowed.get(op, numbers)) for op, numbers in whole.items())
     allowed.update(_scattered_gradients(walk, stage))
     state = _state(walk, input_kinds, parts)
     allowed.update(walk.plan.kept_in_parts(stage, state))

@@ -21,12 +21,13 @@ from shardopt.solve.presets.base import (
     Dims,
     Split,
     dims_of,
+    finished,
     in_full,
     strategies_that_split,
     tiles,
 )
 from shardopt.solve.presets.data import DataParallel
-from shardopt.solve.presets.sums import scattering_terms, unreduced
+from shardopt.solve.presets.sums import adding_up, unreduced
 from shardopt.solve.presets.weights import WeightUses, dim_of, made_of
 from shardopt.solve.sharding.strategies.factors import shardable_factors
 
@@ -113,19 +114,22 @@ class AxisWalk(ABC):
         return {**batch, factor: (*batch.get(factor, ()), self.axis)}
 
     def strategies(self, index: int, split: Split, factor: int) -> Sequence[int]:
-        """What an operation with this split may do."""
-        numbers = strategies_that_split(self.tables, index, split)
-        target = self._scattered(self.graph.ops[index], split, factor)
-        if target is None or not numbers or index in self.plan.flow.gradients:
+        """What an operation with this split may do: sums of weight products are taken, whole or
+        scattered, where they are made, or where they are added up."""
+        numbers, op = strategies_that_split(self.tables, index, split), self.graph.ops[index]
+        if not numbers or index in self.plan.flow.gradients:
             return numbers
-        scattered = strategies_that_split(self.tables, index, split, scatter=target)
+        target = self._scattered(op, split, factor)
+        scattered: Sequence[int] = ()
+        if target is not None:
+            scattered = strategies_that_split(self.tables, index, split, scatter=target)
         terms = unreduced(self.tables, index, numbers)
-        result = self.graph.ops[index].results[0]
-        if scattered and terms:
-            self.terms.add(result)
-        if terms and result in self.joined:
+        whole = finished(self.tables, index, numbers) if self.uses.product(op) is not None else ()
+        if terms and (scattered or whole):
+            self.terms.add(op.results[0])
+        if terms and op.results[0] in self.joined:
             return terms
-        return (*scattered, *terms) if scattered else numbers
+        return (*scattered, *terms) if scattered else whole or numbers
 
     def state(self) -> dict[int, Sharding]:
         """Every weight as decided, or split as the first activation it is combined with, or whole;
@@ -150,18 +154,22 @@ class AxisWalk(ABC):
         if op.rule is None:
             return
         factors = self.factors(op)
-        numbers: list[int] = []
+        numbers = [] if factors else self._added_up(index, None)
         for factor in factors:
             numbers += self._added_up(index, factor) or self.strategies(
                 index, self.split(index, factor), factor
             )
-        chosen = factors[0] if numbers else None
+        chosen = factors[0] if factors and numbers else None
         self._mark_results(op, op.rule, chosen)
         if not self.is_limited(index):
             return
-        if chosen is not None:
+        if numbers:
             self.allowed[index] = tuple(dict.fromkeys(numbers))
-            if self.plan.flow.depends[op.results[0]] and index not in self.plan.flow.update:
+            if (
+                chosen is not None
+                and self.plan.flow.depends[op.results[0]]
+                and index not in self.plan.flow.update
+            ):
                 self._note_followers(op, op.rule, chosen)
         elif not self.is_free(index, factors):
             split = self.batch_split(index, None)
@@ -169,17 +177,24 @@ class AxisWalk(ABC):
                 self.tables, index
             )
 
-    def _added_up(self, index: int, factor: int) -> list[int]:
+    def _added_up(self, index: int, factor: int | None) -> list[int]:
         """The strategies in which an operation that reads `joined` terms leaves their sum to its
-        readers, where these add to it further, or scatters it."""
+        readers, where these add to it further, or takes it: scattered onto a factor, or whole."""
         op, strategies = self.graph.ops[index], self.tables.ops[index].strategies
         if op.rule is None or self.joined.isdisjoint(op.operands):
             return []
         leaves = op.results[0] in self.joined
-        split = self.batch_split(index, factor) if leaves else self.split(index, factor)
+        if leaves or factor is None:
+            split = self.batch_split(index, factor)
+        else:
+            split = self.split(index, factor)
         [dims] = dims_of(op.rule, op.rule.results, split)
-        numbers = scattering_terms(self.tables, index, self.joined, (self.axis,))
-        return [n for n in numbers if strategies[n].results[0].dims == dims]
+        return [
+            number
+            for number in adding_up(self.tables, index, (self.axis,))
+            if strategies[number].results[0].dims == dims
+            and bool(strategies[number].results[0].unreduced) == leaves
+        ]
 
     def _join_terms(self) -> None:
         """Find the sums over the axis that are added up before they are scattered: those of

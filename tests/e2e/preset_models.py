@@ -1,0 +1,116 @@
+"""Small training steps that the known methods are tried on, and their plans: a tied GPT (AdamW), a
+mixture of experts (AdamW, and Adafactor for its state), a bottleneck ResNet (momentum)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import jax
+from jaxlib.mlir import ir
+
+from benchmarks.cost.xla_agreement_case import strategy_tables
+from shardopt.extract.mesh_graphs import MeshGraph, read_plain
+from shardopt.extract.op_graph import sharding_rules
+from shardopt.hardware.cluster import Cluster, Device, Link
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.ir.rewriting import functions
+from shardopt.mesh.mesh import parse_mesh
+from shardopt.models import gpt, moe, wresnet
+from shardopt.models.optimizers import adafactor, adamw, momentum
+from shardopt.models.specs import GptSpec, MoeSpec, ResnetSpec
+from shardopt.models.train_step import Model, abstract_state, make_step
+from shardopt.models.transformer import token_batch
+from shardopt.passes.microbatches.find_batch import find_batch, mark_batch
+from shardopt.passes.sharding.decide.input_kinds import find_input_kinds
+from shardopt.pipeline.manager import run_pipeline
+from shardopt.solve.presets.base import InputKinds
+from shardopt.solve.presets.flow import BatchFlow, follow_batch
+from shardopt.solve.presets.presets import restrict
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.strategies.linear import find_linear
+
+LAYERS, HIDDEN, HEADS, LENGTH, WORDS, BATCH, EXPERTS = 2, 32, 8, 16, 64, 16, 8
+GPT = GptSpec(HIDDEN, LAYERS, HEADS, LENGTH, WORDS, BATCH, tied=True)
+MOE = MoeSpec(HIDDEN, LAYERS, EXPERTS, HEADS, LENGTH, WORDS, BATCH, group=32)
+RESNET = ResnetSpec(0, 16, 1, image=32, classes=32, batch=BATCH, blocks=(1, 1))
+# No latencies, and links so slow that nothing else counts: the methods are compared by bytes.
+_LINK = Link(0.0, 1e4)
+CLUSTER = Cluster.uniform(
+    "test", 1, 8, Device("d", {"f32": 1e10}, 1 << 31, 1e10), _LINK, _LINK, 0.0
+)
+Shape = tuple[int, ...]
+# (kind, axes, shape of the tensor with its extents in order, bytes)
+Moved = Counter[tuple[str, tuple[str, ...], Shape, int]]
+
+
+def models() -> dict[str, Model]:
+    tokens, loss = token_batch(BATCH, LENGTH), partial(moe.loss, spec=MOE)
+    images = wresnet.image_batch(RESNET)
+    return {
+        "gpt": Model(gpt.weights(GPT), tokens, gpt.loss, adamw(), "f32"),
+        "moe": Model(moe.weights(MOE), tokens, loss, adamw(), "f32"),
+        "factored": Model(moe.weights(MOE), tokens, loss, adafactor(), "f32"),
+        "resnet": Model(wresnet.weights(RESNET), images, wresnet.loss, momentum(), "f32"),
+    }
+
+
+@cache
+def module_of(model: str) -> bytes:
+    built = models()[model]
+    traced = jax.jit(make_step(built), donate_argnums=0).trace(abstract_state(built), built.batch)
+    return str(traced.lower().compiler_ir("stablehlo")).encode()
+
+
+@cache
+def read(model: str, mesh: str) -> tuple[MeshGraph, IntraOpTables, InputKinds]:
+    with make_context() as context, ir.Location.unknown():
+        module = load_module(module_of(model), context)
+        run_pipeline(module, "builtin.module(shardopt-import)")
+        [main] = functions(module)
+        mark_batch(main, find_batch(module))
+        with sharding_rules(module):
+            graph = read_plain(main, parse_mesh(mesh))
+        linear = find_linear(graph.graph, graph.tied, graph.sent)
+        prices = strategy_tables(graph.mesh, CLUSTER)
+        tables = IntraOpTables(graph.graph, graph.mesh, CLUSTER, linear=linear, strategies=prices)
+        return graph, tables, find_input_kinds("ilp", graph, tables, ("auto",))
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    graph: MeshGraph
+    flow: BatchFlow
+    plan: IntraOpPlan
+
+    def moved(self, among: list[Shape]) -> Moved:
+        """All collectives on tensors of the shapes of weights."""
+        shapes, tensors = {sorted_shape(shape) for shape in among}, self.graph.graph.tensors
+        rows = (
+            (
+                each.step.kind,
+                each.step.axes,
+                sorted_shape(tensors[each.tensor].shape),
+                each.step.bytes,
+            )
+            for each in self.plan.communication
+        )
+        return Counter((*row[:3], int(row[3])) for row in rows if row[2] in shapes)
+
+
+@cache
+def planned(model: str, preset: str, mesh: str) -> Planned:
+    graph, tables, kinds = read(model, mesh)
+    restriction = restrict(preset, tables, kinds)
+    problem = tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=kinds.tied)
+    problem = replace(problem, transient=restriction.transient)
+    plan = problem.decode(problem.solve(gap_tolerance=1e-3))
+    return Planned(graph, follow_batch(graph.graph, kinds, preset), plan)
+
+
+def sorted_shape(shape: Shape) -> Shape:
+    """Autodiff transposes some gradients."""
+    return tuple(sorted(shape))
