@@ -29,6 +29,7 @@ from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple
 from shardopt.extract.op_graph import sharding_rules
 from shardopt.forms.device_form import errors as device_errors
 from shardopt.forms.imported_form import Violation
+from shardopt.forms.manual_code import MANUAL_SHARDING, misplaced
 from shardopt.forms.shardy_form import errors, read_mesh
 from shardopt.forms.unreduced_proof import says_unreduced, unproven
 from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
@@ -36,7 +37,6 @@ from shardopt.mesh.mesh import Mesh
 
 COST = "shardopt.cost"
 REPLICATED = "{replicated}"
-MANUAL_SHARDING = "{manual}"  # code for one device
 UNREDUCED = "{unreduced}"  # along all axes of the mesh
 _NO_FORM = "expected a sharding of the form {replicated} or {devices=[…]<=[…]}, found "
 
@@ -256,6 +256,8 @@ def _of_ops(block: ir.Block, devices: int, mesh: Mesh | None = None) -> Iterator
             message = _tile_error(text, shape, devices) or _axes_error(text, shape, mesh)
             if message:
                 yield Violation(op, f"'{op.name}': {message}")
+        if mesh is None and (message := misplaced(op)):
+            yield Violation(op, f"'{op.name}': {message}")
 
 
 def _axes_error(text: str, shape: tuple[int, ...], mesh: Mesh | None) -> str:

@@ -7,6 +7,7 @@
 // RUN: not shardopt-opt %t/shardy.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/shardy.mlir
 // RUN: not shardopt-opt %t/unsaid.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/unsaid.mlir
 // RUN: not shardopt-opt %t/sums.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/sums.mlir
+// RUN: not shardopt-opt %t/manual.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/manual.mlir
 // RUN: not shardopt-opt %t/device.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/device.mlir
 
 //--- sums.mlir
@@ -94,6 +95,25 @@ sdy.mesh @mesh = <["x"=2]>
 // CHECK: note: expected 'sdy.sharding' on the arguments and results of '@main', found none
 func.func public @main(%x: tensor<8xf32> {tf.aliasing_output = 0 : i32}) -> tensor<8xf32> {
   return %x : tensor<8xf32>
+}
+
+//--- manual.mlir
+module attributes {mhlo.num_partitions = 2 : i32} {
+  func.func public @main(%x: tensor<8xf32> {mhlo.sharding = "{devices=[2]<=[2]}"}) -> (tensor<8xf32> {mhlo.sharding = "{replicated}"}) {
+    // CHECK: manual.mlir:[[@LINE+1]]:10: error: 'stablehlo.tanh': expected '{manual}' on code behind @SPMDFullToShardShape alone, found it elsewhere
+    %0 = stablehlo.tanh %x {mhlo.sharding = "{manual}"} : tensor<8xf32>
+    // CHECK-NOT: note: 'stablehlo.{{constant|add}}'
+    %1 = stablehlo.custom_call @SPMDFullToShardShape(%x) {mhlo.sharding = "{manual}"} : (tensor<8xf32>) -> tensor<4xf32>
+    %2 = stablehlo.constant {mhlo.sharding = "{manual}"} dense<1.0> : tensor<4xf32>
+    %3 = stablehlo.add %1, %2 {mhlo.sharding = "{manual}"} : tensor<4xf32>
+    // CHECK: manual.mlir:[[@LINE+1]]:10: note: 'stablehlo.tanh': expected code for one device to end at @SPMDShardToFullShape, found a reader beyond it
+    %4 = stablehlo.tanh %3 {mhlo.sharding = "{replicated}"} : tensor<4xf32>
+    // CHECK: manual.mlir:[[@LINE+1]]:10: note: 'stablehlo.custom_call': expected code for one device to end at @SPMDShardToFullShape, found none
+    %5 = stablehlo.custom_call @SPMDShardToFullShape(%4) {mhlo.sharding = "{devices=[2]<=[2]}"} : (tensor<4xf32>) -> tensor<8xf32>
+    // CHECK: manual.mlir:[[@LINE+1]]:10: note: 'stablehlo.constant': expected '{manual}' on code behind @SPMDFullToShardShape alone
+    %6 = stablehlo.constant {mhlo.sharding = "{manual}"} dense<1.0> : tensor<8xf32>
+    return %6 : tensor<8xf32>
+  }
 }
 
 //--- device.mlir

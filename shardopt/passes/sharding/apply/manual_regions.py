@@ -17,7 +17,8 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.manual import MANUAL, read_region
 from shardopt.dialect.sharding import MHLO_SHARDING, to_mhlo
-from shardopt.forms.sharded_form import MANUAL_SHARDING, regions_of
+from shardopt.forms.manual_code import BEGIN, END, MANUAL_SHARDING
+from shardopt.forms.sharded_form import regions_of
 from shardopt.ir.rewriting import identity, operations, splice_block
 from shardopt.mesh.mesh import Mesh
 
@@ -38,7 +39,7 @@ def expand_for_gspmd(main: ir.Operation, mesh: Mesh) -> None:
                 for value, sharding in zip(op.operands, region.operands, strict=True)
             ]
             tiles = [
-                _call("SPMDFullToShardShape", value, type_, MANUAL_SHARDING)
+                _call(BEGIN, value, type_, MANUAL_SHARDING)
                 for value, type_ in zip(whole, types, strict=True)
             ]
             body, end = splice_block(block, tiles, op)
@@ -47,7 +48,7 @@ def expand_for_gspmd(main: ir.Operation, mesh: Mesh) -> None:
                 op.results, end.operands, region.results, strict=True
             ):
                 tile = _call("Sharding", value, value.type, MANUAL_SHARDING)
-                full = _call("SPMDShardToFullShape", tile, result.type, to_mhlo(sharding, mesh))
+                full = _call(END, tile, result.type, to_mhlo(sharding, mesh))
                 result.replace_all_uses_with(full)
         op.erase()
 
