@@ -251,25 +251,6 @@ def test_grids_exchange_blocks_of_weights_by_columns_and_of_activations_by_rows(
     assert planned("gpt", preset, mesh).moved(list(shapes)) == activations
 
 
-def test_a_cube_exchanges_all_three_tensors_of_a_product() -> None:
-    """x is gathered along one axis, w along the second, and x w scattered along the third (3D,
-    section 3.1); backward likewise, so that each axis of features gathers and scatters the inputs of
-    4 products a layer and of the last one, and as many of their outputs."""
-    moved = planned("gpt", "3d", "2x2x2").plan.communication
-    tensors = planned("gpt", "3d", "2x2x2").graph.graph.tensors
-    counts = Counter(
-        (each.step.kind, each.step.axes)
-        for each in moved
-        if tensors[each.tensor].shape[:2] == (BATCH, LENGTH) and each.step.bytes >= 8192
-    )
-    products = 4 * LAYERS + 1
-    exchanged = Counter(
-        {("all_gather", ("x",)): 13, ("all_gather", ("y",)): products,
-         ("reduce_scatter", ("x",)): 13, ("reduce_scatter", ("y",)): products}
-    )  # fmt: skip
-    assert {row: counts[row] for row in exchanged} == exchanged
-
-
 @EVERY_MODEL
 @EVERY_MESH
 def test_autodist_takes_for_each_weight_one_of_two_ways(model: str, mesh: str) -> None:
@@ -282,13 +263,6 @@ def test_autodist_takes_for_each_weight_one_of_two_ways(model: str, mesh: str) -
         scattered = ("reduce_scatter", *row[1:])
         assert moved[row] + moved[scattered] == count == served[scattered]
         assert moved["all_gather", axes[:1], *row[2:]] == moved[scattered]
-
-
-@EVERY_MODEL
-def test_one_step_of_a_recursive_bisection_is_the_optimum(model: str) -> None:
-    """Tofu is greedy over axes: on one axis there is nothing to be greedy about."""
-    greedy, best = (planned(model, preset, "4").plan for preset in ("tofu", "ilp"))
-    assert greedy.communication_seconds == pytest.approx(best.communication_seconds, rel=2e-3)
 
 
 @EVERY_MODEL

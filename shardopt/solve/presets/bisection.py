@@ -7,9 +7,12 @@ splits, whose time grows with the number of axes and not with their product."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from shardopt.mesh.mesh import Sharding
+from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.presets.base import Axes, InputKinds, Restriction
-from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.strategies.strategies import Strategy, live_axes
 from shardopt.support.errors import UserError
 
@@ -22,12 +25,15 @@ def tofu(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     axes, choices = live_axes(tables.mesh), [0] * len(tables.ops)
     inputs: dict[int, Sharding] = {}
     for count, axis in enumerate(axes, 1):
-        allowed = {
+        finer = {
             op: _finer(tables, op, choices[op], axes[: count - 1], axis)
             for op in range(len(tables.ops))
         }
-        problem = tables.problem(allowed=allowed, tied=input_kinds.tied)
-        solution = problem.solve(gap_tolerance=_GAP)
+        every = {op: split or kept for op, (split, kept) in finer.items()}
+        problem, solution = _step(tables, input_kinds, every)
+        if not solution.choice:  # what is tied to an operation that cannot be split is whole
+            some = {op: (*split, *kept) for op, (split, kept) in finer.items()}
+            problem, solution = _step(tables, input_kinds, some)
         if not solution.choice:
             raise UserError(f"preset 'tofu' finds no split over axis {axis} of {tables.mesh}")
         choices = list(solution.choice[: len(choices)])
@@ -40,9 +46,18 @@ def tofu(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     return Restriction(inputs, {op: (number,) for op, number in enumerate(choices)})
 
 
-def _finer(tables: IntraOpTables, op: int, before: int, done: Axes, axis: str) -> tuple[int, ...]:
+def _step(
+    tables: IntraOpTables, input_kinds: InputKinds, allowed: Mapping[int, Sequence[int]]
+) -> tuple[IntraOpProblem, Solution]:
+    problem = tables.problem(allowed=allowed, tied=input_kinds.tied)
+    return problem, problem.solve(gap_tolerance=_GAP)
+
+
+def _finer(
+    tables: IntraOpTables, op: int, before: int, done: Axes, axis: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The strategies that split an operation over the axis and over the others as strategy `before`
-    does; without the axis where none does."""
+    does, and those that leave the axis out."""
     strategies = tables.ops[op].strategies
     kept = _along(strategies[before], done)
     known = [
@@ -50,8 +65,10 @@ def _finer(tables: IntraOpTables, op: int, before: int, done: Axes, axis: str) -
         for number, strategy in enumerate(strategies)
         if _along(strategy, done) == kept and _axes(strategy) <= {*done, axis}
     ]
-    split = tuple(number for number, shardings in known if shardings != kept)
-    return split or tuple(number for number, _ in known)
+    return (
+        tuple(number for number, shardings in known if shardings != kept),
+        tuple(number for number, shardings in known if shardings == kept),
+    )
 
 
 def _along(strategy: Strategy, axes: Axes) -> tuple[Sharding, ...]:
