@@ -1,0 +1,126 @@
+"""Does XLA exchange what was planned, for random programs under random plans?
+
+    python -m benchmarks.cost.random_agreement [--programs 500] [--first 0] [--mesh 4] [--mesh 2x2]
+
+Programs of products, elementwise operations, transposes, sums, slices, paddings, reversals and
+concatenations of arrays with even and uneven extents. Every leaf is an argument, every value that
+nothing reads a result, and nothing is broadcast: XLA can neither fold, drop nor copy any of it, and
+every planned collective survives. One line for each that differs. Exit code 1 if one does."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.cost.xla_agreement_case import RANDOM, Case, check
+from shardopt.cost.traffic import compare
+
+_EXTENTS = (8, 10, 12, 16)  # 10 and 12 are uneven on some meshes
+_INPUTS, _OPS = 3, 8
+_NEW = ("tanh", "exp", "add", "multiply", "transpose", "product", "sum", "slice", "pad", "reverse",
+        "concatenate")  # fmt: skip
+Step = Callable[[list[jax.Array]], jax.Array]
+
+
+def random_program(seed: int) -> tuple[Callable[..., tuple[jax.Array, ...]], list[np.ndarray]]:
+    """A function of matrices, and matrices for it."""
+    rng = random.Random(seed)
+    inputs = [np.ones([rng.choice(_EXTENTS) for _ in range(2)], np.float32) for _ in range(_INPUTS)]
+    shapes, steps, read = [each.shape for each in inputs], list[Step](), set[int]()
+    while len(steps) < _OPS:
+        kind, first = rng.choice(_NEW), rng.randrange(len(shapes))
+        second = rng.randrange(len(shapes))
+        step = _step(rng, kind, shapes, first, second)
+        if step is not None:
+            steps.append(step)
+            read |= {first, second} if kind in _OF_TWO else {first}
+            values = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+            shapes.append(jax.eval_shape(step, values).shape)
+
+    def program(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        values = list(arrays)
+        for step in steps:
+            values.append(step(values))
+        return tuple(v for k, v in enumerate(values) if k >= _INPUTS and k not in read)
+
+    return program, inputs
+
+
+_OF_TWO = frozenset({"add", "multiply", "product", "concatenate"})
+
+
+def _step(
+    rng: random.Random, kind: str, shapes: list[tuple[int, ...]], first: int, second: int
+) -> Step | None:
+    """An operation on values by number; None where their shapes do not fit it."""
+    columns, other = shapes[first][1], shapes[second]
+    start, dim = rng.randint(1, 3), rng.randrange(2)
+    if kind == "product":
+        fits = columns == other[0]
+    elif kind == "concatenate":
+        fits = shapes[first][1 - dim] == other[1 - dim] and shapes[first][dim] + other[dim] <= 32
+    elif kind in _OF_TWO:
+        fits = shapes[first] == other
+    else:
+        fits = kind != "slice" or shapes[first][dim] > 7
+    if not fits:
+        return None
+    one: dict[str, Callable[[jax.Array], jax.Array]] = {
+        "tanh": jnp.tanh,
+        "exp": jnp.exp,
+        "transpose": jnp.transpose,
+        "sum": lambda x: jnp.concatenate([x.sum(axis=dim, keepdims=True), x], dim),
+        "slice": lambda x: jax.lax.slice_in_dim(x, start, x.shape[dim], axis=dim),
+        "pad": lambda x: jnp.pad(x, [(start, 0) if d == dim else (0, 0) for d in range(2)]),
+        "reverse": lambda x: jnp.flip(x, dim),
+    }
+    two: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+        "add": jnp.add,
+        "multiply": jnp.multiply,
+        "product": jnp.matmul,
+        "concatenate": lambda x, y: jnp.concatenate([x, y], dim),
+    }
+    if kind in two:
+        return lambda values: two[kind](values[first], values[second])
+    return lambda values: one[kind](values[first])
+
+
+def differences(seeds: Iterable[int], meshes: tuple[str, ...]) -> tuple[int, int]:
+    """How many programs were planned and compiled, and how many of them differ."""
+    count = different = 0
+    for seed in seeds:
+        program, inputs = random_program(seed)
+        text = str(jax.jit(program, keep_unused=True).lower(*inputs).compiler_ir("stablehlo"))
+        case = Case(meshes[seed % len(meshes)], f"{RANDOM}{seed}")
+        [outcome] = check(text.encode(), case, ("sdy",))
+        rows = [
+            row
+            for row in compare(outcome.predicted, outcome.emitted)
+            if row.excess_bytes or row.predicted_tensors != row.found_tensors
+        ]
+        count, different = count + 1, different + bool(rows)
+        if rows:
+            print(f"seed {seed} on {case.mesh}: {'; '.join(map(str, rows))}", flush=True)
+    return count, different
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first")
+    parser.add_argument("--mesh", action="append")
+    args = parser.parse_args()
+    seeds = range(args.first, args.first + args.programs)
+    count, different = differences(seeds, tuple(args.mesh or ("4", "2x2")))
+    print(f"{count - different} of {count} programs exchange what was planned")
+    return int(different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
