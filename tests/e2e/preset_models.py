@@ -37,11 +37,19 @@ LAYERS, HIDDEN, HEADS, LENGTH, WORDS, BATCH, EXPERTS = 2, 32, 8, 16, 64, 16, 8
 GPT = GptSpec(HIDDEN, LAYERS, HEADS, LENGTH, WORDS, BATCH, tied=True)
 MOE = MoeSpec(HIDDEN, LAYERS, EXPERTS, HEADS, LENGTH, WORDS, BATCH, group=32)
 RESNET = ResnetSpec(0, 16, 1, image=32, classes=32, batch=BATCH, blocks=(1, 1))
-# No latencies, and links so slow that nothing else counts: the methods are compared by bytes.
-_LINK = Link(0.0, 1e4)
-CLUSTER = Cluster.uniform(
-    "test", 1, 8, Device("d", {"f32": 1e10}, 1 << 31, 1e10), _LINK, _LINK, 0.0
-)
+
+
+def _cluster(flops: float, bandwidth: float) -> Cluster:
+    link = Link(0.0, bandwidth)
+    device = Device("d", {"f32": flops}, 1 << 31, flops)
+    return Cluster.uniform("test", 1, 8, device, link, link, 0.0)
+
+
+# No latencies, and links so slow that nothing else counts: the methods are compared by bytes. Of a
+# ResNet the solver would rather keep reversed kernels whole than gather kernels for the backward.
+_SLOW_LINKS = _cluster(1e10, 1e4)
+CLUSTERS = {"gpt": _SLOW_LINKS, "moe": _SLOW_LINKS, "factored": _SLOW_LINKS}
+CLUSTERS["resnet"] = _cluster(1e8, 1e8)
 Shape = tuple[int, ...]
 # (kind, axes, shape of the tensor with its extents in order, bytes)
 Moved = Counter[tuple[str, tuple[str, ...], Shape, int]]
@@ -75,8 +83,10 @@ def read(model: str, mesh: str) -> tuple[MeshGraph, IntraOpTables, InputKinds]:
         with sharding_rules(module):
             graph = read_plain(main, parse_mesh(mesh))
         linear = find_linear(graph.graph, graph.tied, graph.sent)
-        prices = strategy_tables(graph.mesh, CLUSTER)
-        tables = IntraOpTables(graph.graph, graph.mesh, CLUSTER, linear=linear, strategies=prices)
+        prices = strategy_tables(graph.mesh, CLUSTERS[model])
+        tables = IntraOpTables(
+            graph.graph, graph.mesh, CLUSTERS[model], linear=linear, strategies=prices
+        )
         return graph, tables, find_input_kinds("ilp", graph, tables, ("auto",))
 
 

@@ -56,7 +56,8 @@ def _cases() -> list[tuple[str, str, str]]:
 
 def test_every_method_is_compiled() -> None:
     methods = {preset.partition("-zero")[0] for preset in PRESETS}
-    assert methods <= _COVERED.keys() <= PRESETS.keys()
+    # The turns of a ring are compared in `test_context_parallelism.py`.
+    assert methods - {"ring"} <= _COVERED.keys() <= PRESETS.keys()
     assert {model for model, _ in _COVERED.values()} == {*_MODELS}
 
 
