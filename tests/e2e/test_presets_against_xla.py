@@ -31,6 +31,7 @@ _COVERED = {
     "sequence-zero3": ("resnet", "2x2"),
     "context-gather": ("gpt", "2x2"),
     "ulysses": ("gpt", "2x2"),
+    "ring": ("gpt", "4"),
     "summa-2d": ("gpt", "2x2"),
     "2.5d": ("gpt", "2x2x2"),
     "3d": ("gpt", "2x2x2"),
@@ -41,6 +42,9 @@ _COVERED = {
     "replicate": ("gpt", "4"),
     "shardy": ("gpt", "2x2"),
 }
+
+
+_ONCE = "XLA unrolls loops of one step, and sends keys once for the turns of a ring of two devices"
 
 
 def _cases() -> list[tuple[str, str, str]]:
@@ -56,13 +60,14 @@ def _cases() -> list[tuple[str, str, str]]:
 
 def test_every_method_is_compiled() -> None:
     methods = {preset.partition("-zero")[0] for preset in PRESETS}
-    # The turns of a ring are compared in `test_context_parallelism.py`.
-    assert methods - {"ring"} <= _COVERED.keys() <= PRESETS.keys()
+    assert methods <= _COVERED.keys() <= PRESETS.keys()
     assert {model for model, _ in _COVERED.values()} == {*_MODELS}
 
 
 @pytest.mark.parametrize(("model", "preset", "mesh"), _cases())
 def test_xla_exchanges_what_the_method_does(model: str, preset: str, mesh: str) -> None:
+    if preset.startswith("ring") and mesh == "2x2":
+        pytest.xfail(_ONCE)
     case = Case(mesh, preset, cluster="cpu-test", gap=0.05, time_limit=20.0)
     try:
         [outcome] = check(module_of(model), case, ("sdy",))
