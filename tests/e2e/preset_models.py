@@ -47,9 +47,9 @@ def _cluster(flops: float, bandwidth: float) -> Cluster:
 
 # No latencies, and links so slow that nothing else counts: the methods are compared by bytes. Of a
 # ResNet the solver would rather keep reversed kernels whole than gather kernels for the backward.
-_SLOW_LINKS = _cluster(1e10, 1e4)
+_SLOW_LINKS, BALANCED = _cluster(1e10, 1e4), _cluster(1e8, 1e8)
 CLUSTERS = {"gpt": _SLOW_LINKS, "moe": _SLOW_LINKS, "factored": _SLOW_LINKS}
-CLUSTERS["resnet"] = _cluster(1e8, 1e8)
+CLUSTERS["resnet"] = BALANCED
 Shape = tuple[int, ...]
 # (kind, axes, shape of the tensor with its extents in order, bytes)
 Moved = Counter[tuple[str, tuple[str, ...], Shape, int]]
@@ -74,7 +74,9 @@ def module_of(model: str) -> bytes:
 
 
 @cache
-def read(model: str, mesh: str) -> tuple[MeshGraph, IntraOpTables, InputKinds]:
+def read(
+    model: str, mesh: str, cluster: Cluster | None = None
+) -> tuple[MeshGraph, IntraOpTables, InputKinds]:
     with make_context() as context, ir.Location.unknown():
         module = load_module(module_of(model), context)
         run_pipeline(module, "builtin.module(shardopt-import)")
@@ -83,10 +85,9 @@ def read(model: str, mesh: str) -> tuple[MeshGraph, IntraOpTables, InputKinds]:
         with sharding_rules(module):
             graph = read_plain(main, parse_mesh(mesh))
         linear = find_linear(graph.graph, graph.tied, graph.sent)
-        prices = strategy_tables(graph.mesh, CLUSTERS[model])
-        tables = IntraOpTables(
-            graph.graph, graph.mesh, CLUSTERS[model], linear=linear, strategies=prices
-        )
+        devices = cluster or CLUSTERS[model]
+        prices = strategy_tables(graph.mesh, devices)
+        tables = IntraOpTables(graph.graph, graph.mesh, devices, linear=linear, strategies=prices)
         return graph, tables, find_input_kinds("ilp", graph, tables, ("auto",))
 
 
@@ -112,8 +113,8 @@ class Planned:
 
 
 @cache
-def planned(model: str, preset: str, mesh: str) -> Planned:
-    graph, tables, kinds = read(model, mesh)
+def planned(model: str, preset: str, mesh: str, cluster: Cluster | None = None) -> Planned:
+    graph, tables, kinds = read(model, mesh, cluster)
     restriction = restrict(preset, tables, kinds)
     problem = tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=kinds.tied)
     problem = replace(problem, transient=restriction.transient)

@@ -18,6 +18,7 @@ import pytest
 from shardopt.mesh.mesh import Sharding, parse_mesh
 from shardopt.solve.presets.presets import restrict
 from tests.e2e.preset_models import (
+    BALANCED,
     BATCH,
     EXPERTS,
     HEADS,
@@ -300,7 +301,7 @@ def test_context_parallelism_exchanges_keys_and_values_or_heads(
     axes = axes_of(mesh)
     shared = prod(size for _, size in parse_mesh(mesh).axes[:-1])
     bytes_ = 4 * BATCH * LENGTH * HIDDEN // shared
-    each = planned("gpt", preset + zero, mesh)
+    each = planned("gpt", preset + zero, mesh, BALANCED)
     tensors = each.graph.graph.tensors
     moved = Counter(
         (row.step.kind, row.step.axes, int(row.step.bytes))
