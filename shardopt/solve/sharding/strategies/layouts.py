@@ -6,7 +6,7 @@ of axes mostly share them: the sizes of 4x8 and 8x4 divide 1024 alike."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import prod
@@ -143,7 +143,7 @@ def _split_layouts(
         return
     for split, terms in _splits(op, mesh, linear):
         shardings = _shardings(op, split, terms, operands, results, mesh)
-        if shardings is not None:
+        if shardings is not None and not _pads_terms(shardings[0], operands, mesh):
             reduced = _reduced(op, split, terms, mesh)
             forms = tuple(_forms(reduced, terms, shardings[1], results, mesh, linear))
             yield SplitLayout(split, bool(terms), *shardings, reduced, forms)
@@ -213,6 +213,14 @@ def _shardings(
     ), sides[1]
 
 
+def _pads_terms(shardings: Iterable[Sharding], tensors: Iterable[Tensor], mesh: Mesh) -> bool:
+    """Whether a value is unreduced and has padded tiles, which ends Shardy's process."""
+    return any(
+        sharding.unreduced and not sharding.is_even(mesh, tensor.shape)
+        for sharding, tensor in zip(shardings, tensors, strict=False)
+    )
+
+
 def _unreduced(sharding: Sharding, position: int, terms: Terms, mesh: Mesh) -> Sharding:
     over = {axis for mode, axes in terms.items() if position in mode for axis in axes}
     return Sharding(sharding.dims, tuple(axis for axis in mesh.axis_names if axis in over))
@@ -275,7 +283,9 @@ def _forms(
             )
     contracted = {axis for axes in terms.values() for axis in axes} != set(reduced)
     if reduced and linear.unreduced and (linear.contracts or not contracted):
-        yield (Sharding(results[0].dims, reduced),)
+        open_sum = (Sharding(results[0].dims, reduced),)
+        if not _pads_terms(open_sum, tensors, mesh):
+            yield open_sum
 
 
 def _reduced(op: Op, split: Split, terms: Terms, mesh: Mesh) -> Axes:

@@ -139,6 +139,24 @@ def test_uneven_dimensions_are_split_with_little_padding() -> None:
         assert found == {((), ()), ((), ("x",)), *((("x",), ()) for _ in range(splits))}
 
 
+def test_terms_of_a_sum_have_no_padding() -> None:
+    """Shardy ends the process where a value is unreduced and has padded tiles."""
+    linear = Linear(((0,),), unreduced=True, contracts=True, sums=True)
+    operands, results = (f32(39, 16), f32(16, 8)), (f32(39, 8),)
+    made = op_strategies(matmul(39, 16, 8, (0, 1), 2), operands, results, MESH, CLUSTER, linear)
+    pairs = [
+        (sharding, tensor)
+        for each in made
+        for sharding, tensor in zip(
+            (*each.operands, *each.results), (*operands, *results), strict=True
+        )
+    ]
+    assert any(not sharding.is_even(MESH, tensor.shape) for sharding, tensor in pairs)
+    assert any(sharding.unreduced for sharding, _ in pairs)
+    assert all(sharding.is_even(MESH, tensor.shape) for sharding, tensor in pairs
+               if sharding.unreduced)  # fmt: skip
+
+
 def test_padding_is_paid_for() -> None:
     """A tile of nine rows over four has three of them, as one of twelve."""
     costs = []
