@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-_MOST_LISTED = 40
+_MOST_LISTED = 60
 
 
 def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
@@ -17,7 +17,7 @@ def suggestion(name: str, known: Sequence[str]) -> str:
     """The end of such a message."""
     by_folded, folded = {each.lower(): each for each in known}, name.lower()
     begun = [each for each in by_folded if len(folded) > 1 and each.startswith(folded)]
-    close = get_close_matches(folded, by_folded, n=1, cutoff=0.5) or begun
+    close = get_close_matches(folded, by_folded, n=1, cutoff=0.55) or begun
     if close:
         return f"; did you mean '{by_folded[close[0]]}'?"
     return f"; expected one of {', '.join(known)}" if 0 < len(known) <= _MOST_LISTED else ""

@@ -56,8 +56,11 @@ KEYWORDS: dict[Function, Any] = {
     "shard": keywords.ShardKeywords,
     "parallelize": keywords.StepKeywords,
 }
-# Options of a pass that mean the same and begin with another default: it asks the stage first.
-OTHER_DEFAULTS = {("shardopt-choose-shardings", "intra-op")}
+# Options of a pass that mean the same and begin with another default: they ask the stage first.
+OTHER_DEFAULTS = {
+    ("shardopt-choose-shardings", "intra-op"),
+    ("shardopt-rotate-keys", "intra-op"),
+}
 
 by_row = pytest.mark.parametrize("option", ROWS, ids=lambda option: option.field)
 

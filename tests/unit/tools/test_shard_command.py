@@ -114,7 +114,7 @@ def test_the_written_module_is_the_sharded_one(model: str, tmp_path: Path, suffi
         (("--mesh", "4x4"), "needs 16 devices, cluster cpu-test:1x4 has 4"),
         (
             ("--mesh", "4", "--intra-op", "best"),
-            "option 'intra-op' of shardopt-choose-shardings expects",
+            "option 'intra-op' of shardopt-rotate-keys expects",
         ),
         (("--mesh", "4", "--gap", "-1"), "gap must not be negative, found -1"),
         (("--mesh", "4", "--frontier", "many"), "'frontier' of shardopt-choose-shardings expects"),
