@@ -17,7 +17,9 @@ def suggestion(name: str, known: Sequence[str]) -> str:
     """The end of such a message."""
     by_folded, folded = {each.lower(): each for each in known}, name.lower()
     begun = [each for each in by_folded if len(folded) > 1 and each.startswith(folded)]
-    close = get_close_matches(folded, by_folded, n=1, cutoff=0.55) or begun
+    # Of few letters in another order, the ratio of equal runs is low.
+    swapped = [each for each in by_folded if sorted(each) == sorted(folded)]
+    close = swapped or get_close_matches(folded, by_folded, n=1, cutoff=0.55) or begun
     if close:
         return f"; did you mean '{by_folded[close[0]]}'?"
     return f"; expected one of {', '.join(known)}" if 0 < len(known) <= _MOST_LISTED else ""

@@ -113,8 +113,22 @@ def test_state_that_the_workers_made_can_be_evaluated_before_a_step(
 
 
 def test_what_the_workers_do_not_hold_is_refused(train: Parallelized[..., Any]) -> None:
+    train(weights(), zeros(weights()), *rows(0))
     with pytest.raises(UserError, match=r"beside: no argument is state on the workers of train_s"):
         train.beside(loss)(weights(), *rows(9))
+
+
+def test_before_the_first_call_it_is_said_how_state_is_made() -> None:
+    step = shardopt.parallelize(train_step, cluster="cpu-test:1x2", donate_argnums=(0, 1))
+    with pytest.raises(UserError, match=r"workers of train_step hold no state yet; .*\.start"):
+        step.beside(loss)(weights(), *rows(9))
+
+
+def test_a_step_without_state_says_how_to_name_it() -> None:
+    step = shardopt.parallelize(train_step, cluster="cpu-test:1x2", quick_compile=True)
+    with step, pytest.raises(UserError, match=r"leaves no state .* donate_argnums"):
+        new, _, _ = step(weights(), zeros(weights()), *rows(0))
+        step.beside(loss)(new, *rows(9))
 
 
 def test_an_evaluation_of_modules_only_reads_them() -> None:

@@ -89,12 +89,24 @@ class Beside(Generic[P, R]):
             if len(here) >= max(len(held), 1):
                 best, held = session, here
         if best is None:
-            name = getattr(self._main, "__name__", "the function")
-            raise UserError(
-                f"beside: no argument is state on the workers of {name}; expected what its last "
-                "step has returned, or start(…).create or load have made"
-            )
+            raise UserError(f"beside: {self._nothing_held()}")
         return best, held
+
+    def _nothing_held(self) -> str:
+        """Why no argument is state."""
+        name = getattr(self._main, "__name__", "the function")
+        sessions = self._main.sessions
+        if sessions and not any(session.state_numbers for session in sessions):
+            return f"{name} leaves no state on its workers; name its state with donate_argnums"
+        if not any(session.held_state() for session in sessions):
+            return (
+                f"the workers of {name} hold no state yet; call it first, or make its state with "
+                f"{name}.start(…).create or load"
+            )
+        return (
+            f"no argument is state on the workers of {name}; expected what its last step has "
+            "returned, or start(…).create or load have made"
+        )
 
     def _attach(self, call: StepCall, main: Session, held: Mapping[int, int]) -> Attached:
         # Workers that have ended take what was beside them along.
