@@ -1,5 +1,5 @@
 """Parts of the batch that a program handles one after the other, each by a copy of the same
-operations, as a loop of Python leaves them.
+operations, as a loop of Python leaves them, or one that is written out.
 
     %p0 = slice %x [0:4]        %p1 = slice %x [4:8]
     %l0 = loss %p0, %w          %l1 = loss %p1, %w
@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
 
 from jaxlib.mlir import ir
 
@@ -27,9 +28,10 @@ from shardopt.extract.accumulation import (
     state_numbers,
     state_shapes,
 )
-from shardopt.extract.op_graph import reads, upstream
+from shardopt.extract.op_graph import read_reducer, reads, upstream
 from shardopt.extract.repeated_ops import Key, Numbering, is_pure
 from shardopt.ir.rewriting import defining, operations, shape_of
+from shardopt.ir.shapes import dimensions
 
 _ADD = "stablehlo.add"
 # Values between an input and what is sliced of it.
@@ -50,8 +52,9 @@ class PartSlice:
 
 @dataclass(frozen=True)
 class PartSum:
-    """`total` adds up what all copies make of one value, and `start` if there is one. `added` are
-    the operations that do."""
+    """`total` adds up what all copies make of one value, and `start` if there is one; where they
+    make rows of a stack, dimensions of one element may be left out. `added` are the operations that
+    do."""
 
     total: ir.Value
     start: ir.Value | None
@@ -227,6 +230,30 @@ class _Reader:
         return found
 
     def _sum(self, terms: Sequence[ir.Value], behind: Set[ir.Operation]) -> PartSum | None:
+        return self._tree(terms, behind) or self._stack(terms)
+
+    def _stack(self, terms: Sequence[ir.Value]) -> PartSum | None:
+        """The sum over the rows of a stack whose rows are the terms, in any order:
+
+        concatenate (reshape %g0), (reshape %g1)  ─▶  reduce add over dimension 0"""
+        added = list[ir.Operation]()
+        rows = set[ir.Value]()
+        for term in terms:
+            user = _only_user(term)
+            if user is not None and user.name == "stablehlo.reshape":
+                added.append(user)
+                term = user.results[0]
+            rows.add(term)
+        stack = _only_user(term)
+        if stack is None or stack.name != "stablehlo.concatenate" or set(stack.operands) != rows:
+            return None
+        total = _only_user(stack.results[0])
+        size = prod(shape_of(terms[0]))
+        if total is None or not _sums_rows(total) or prod(shape_of(total.results[0])) != size:
+            return None
+        return PartSum(total.results[0], None, (*added, stack, total))
+
+    def _tree(self, terms: Sequence[ir.Value], behind: Set[ir.Operation]) -> PartSum | None:
         """The tree of additions that takes each of the terms once, and nothing else but a start."""
         total = terms[0]
         leaves, added = [total], list[ir.Operation]()
@@ -241,6 +268,13 @@ class _Reader:
         if not is_once or len(rest) > 1 or any(self.parts.get(leaf, 0) for leaf in rest):
             return None
         return PartSum(total, rest[0] if rest else None, tuple(added))
+
+
+def _sums_rows(op: ir.Operation) -> bool:
+    """Whether it is a sum from zero over dimension 0, and no other."""
+    if op.name != "stablehlo.reduce" or len(op.operands) != 2:
+        return False
+    return dimensions(op, "dimensions") == (0,) and read_reducer(op) == "add"
 
 
 def _leaves(

@@ -50,7 +50,7 @@ PHASES: tuple[Phase, ...] = (
             "shardopt-read-manual-regions",
             # behind inlining, which turns those of callees into constraints
             "shardopt-read-annotations",
-            # before loops are unrolled, whose iterations would look like copies
+            # before loops are unrolled: one that sums gradients over parts of its own is kept
             "shardopt-roll-parts",
             # before constants are folded: iterations written out know their counters
             When("unroll", ("shardopt-unroll-loops",)),
@@ -62,6 +62,9 @@ PHASES: tuple[Phase, ...] = (
             "shardopt-batch-gathers",
             "shardopt-normalize",  # does more behind the folding above
             "canonicalize,cse",  # drops what the rewrites have left without readers
+            # again: of loops that were one behind the other, forward and backward, or that had
+            # their first part outside, copies are left now
+            When("unroll", ("shardopt-roll-parts", "canonicalize,cse")),
             "shardopt-verify-imported",
         ),
     ),

@@ -1,8 +1,9 @@
 """Make a loop of the copies in which a step handles one part of its batch after the other.
 
-Needs: no calls (shardopt-inline-calls). Holds afterwards: gradients that a loop of Python has
-summed over slices of the batch are summed by a `while`, which the microbatch phase takes for its
-loop. Copies that are not equal, whose results are not summed, or that read each other's stay.
+Needs: no calls (shardopt-inline-calls). Holds afterwards: gradients that a loop of Python, or loops
+that are written out, have summed over slices of the batch are summed by a `while`, which the
+microbatch phase takes for its loop; so are rows of a stack whose sum is read. Copies that are not
+equal, whose results are not summed, or that read each other's stay.
 
     %p0 = slice %x [0:4]                         %g:3 = while(%i = 0, %y = %x, %s = %zeros)
     %g0 = …%p0…                                    cond { %i < 2 } do {
@@ -22,6 +23,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.extract.part_copies import PartCopies, PartSlice, find_part_copies
 from shardopt.ir.rewriting import functions, replace_reads, shape_of, terminator
+from shardopt.ir.shapes import reshape
 from shardopt.ir.splats import splat_constant
 from shardopt.passes.base import Pass, PassContext
 
@@ -78,7 +80,7 @@ class _Roller:
     def _zeros(self, number: int) -> ir.Value:
         value = self.found.leaving[0][number]
         if number in self.found.sums:
-            return splat_constant(value.type, 0)
+            return splat_constant(self.found.sums[number].total.type, 0)
         return splat_constant(_rows(value.type, self.found.count), 0)
 
     def _write_condition(self, block: ir.Block) -> None:
@@ -105,7 +107,7 @@ class _Roller:
                 values.update(zip(op.results, copy.results, strict=True))
             leaving = [values[value] for value in self.found.leaving[0]]
             results = [
-                stablehlo.AddOp(before, value).result
+                stablehlo.AddOp(before, reshape(value, shape_of(before))).result
                 if number in self.found.sums
                 else self._store(before, value, counter)
                 for number, (before, value) in enumerate(zip(carried, leaving, strict=True))

@@ -38,3 +38,33 @@ func.func @chain(%w: tensor<2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x
   %n = stablehlo.subtract %v, %g1 : tensor<2xf32>
   return %n : tensor<2xf32>
 }
+
+// -----
+
+// The rows of a stack that is summed up are accumulated; those of the other are not.
+// CHECK-LABEL: func.func @stack
+func.func @stack(%w: tensor<2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x2xf32>) -> (tensor<2xf32>, tensor<2x2xf32>) {
+  // CHECK: stablehlo.while
+  // CHECK: %[[G:.*]] = stablehlo.dot_general {{.*}} contracting_dims = [0] x [0]
+  // CHECK-DAG: stablehlo.add %{{.*}}, %[[G]] : tensor<2xf32>
+  // CHECK-DAG: stablehlo.dynamic_update_slice {{.*}} -> tensor<2x1x2xf32>
+  // CHECK-NOT: stablehlo.reduce
+  // CHECK: stablehlo.concatenate
+  // CHECK: stablehlo.subtract
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %x0 = stablehlo.slice %x [0:2, 0:2] : (tensor<4x2xf32>) -> tensor<2x2xf32>
+  %y0 = stablehlo.dot_general %x0, %w, contracting_dims = [1] x [0] : (tensor<2x2xf32>, tensor<2xf32>) -> tensor<2xf32>
+  %g0 = stablehlo.dot_general %x0, %y0, contracting_dims = [0] x [0] : (tensor<2x2xf32>, tensor<2xf32>) -> tensor<2xf32>
+  %x1 = stablehlo.slice %x [2:4, 0:2] : (tensor<4x2xf32>) -> tensor<2x2xf32>
+  %y1 = stablehlo.dot_general %x1, %w, contracting_dims = [1] x [0] : (tensor<2x2xf32>, tensor<2xf32>) -> tensor<2xf32>
+  %g1 = stablehlo.dot_general %x1, %y1, contracting_dims = [0] x [0] : (tensor<2x2xf32>, tensor<2xf32>) -> tensor<2xf32>
+  %y0r = stablehlo.reshape %y0 : (tensor<2xf32>) -> tensor<1x2xf32>
+  %y1r = stablehlo.reshape %y1 : (tensor<2xf32>) -> tensor<1x2xf32>
+  %ys = stablehlo.concatenate %y0r, %y1r, dim = 0 : (tensor<1x2xf32>, tensor<1x2xf32>) -> tensor<2x2xf32>
+  %g0r = stablehlo.reshape %g0 : (tensor<2xf32>) -> tensor<1x2xf32>
+  %g1r = stablehlo.reshape %g1 : (tensor<2xf32>) -> tensor<1x2xf32>
+  %gs = stablehlo.concatenate %g0r, %g1r, dim = 0 : (tensor<1x2xf32>, tensor<1x2xf32>) -> tensor<2x2xf32>
+  %g = stablehlo.reduce(%gs init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<2x2xf32>, tensor<f32>) -> tensor<2xf32>
+  %n = stablehlo.subtract %w, %g : tensor<2xf32>
+  return %n, %ys : tensor<2xf32>, tensor<2x2xf32>
+}

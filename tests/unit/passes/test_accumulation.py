@@ -222,6 +222,51 @@ def test_a_loop_of_python_over_slices(step: Step) -> None:
     check_adopted(step, params(), *batch())
 
 
+def stacked_gradients(p: Any, x: jax.Array, y: jax.Array) -> Any:
+    """The mean over a stack of gradients, which a loop that maps has made."""
+    losses, grads = lax.map(lambda part: jax.value_and_grad(mse)(p, *part), in_parts(x, y))
+    return jax.tree.map(lambda w, g: w - 0.1 * g.mean(0), p, grads), losses.mean()
+
+
+def differentiated(p: Any, x: jax.Array, y: jax.Array) -> Any:
+    """The gradient of a loop over parts: its backward loop reads what the forward loop has kept."""
+
+    def loss(p: Any) -> jax.Array:
+        return lax.scan(lambda sum, part: (sum + mse(p, *part), None), 0.0, in_parts(x, y))[0]
+
+    value, grads = jax.value_and_grad(loss)(p)
+    return updated(p, grads), value / PARTS
+
+
+def differentiated_again(p: Any, x: jax.Array, y: jax.Array) -> Any:
+    """The backward loop computes the forward pass of each part again."""
+
+    def loss(p: Any) -> jax.Array:
+        part_loss = jax.checkpoint(lambda part: mse(p, *part))
+        return lax.scan(lambda sum, part: (sum + part_loss(part), None), 0.0, in_parts(x, y))[0]
+
+    return updated(p, jax.grad(loss)(p))
+
+
+def first_apart(p: Any, x: jax.Array, y: jax.Array) -> Any:
+    """What the loop adds to is the gradient of the first part."""
+    (x0, xs), (y0, ys) = ((each[0], each[1:]) for each in in_parts(x, y))
+    gradient = jax.value_and_grad(mse)
+    (loss, grads), _ = lax.scan(
+        lambda sums, part: (jax.tree.map(jnp.add, sums, gradient(p, *part)), None),
+        gradient(p, x0, y0),
+        (xs, ys),
+    )
+    return updated(p, grads), loss / PARTS
+
+
+@pytest.mark.parametrize(
+    "step", [stacked_gradients, differentiated, differentiated_again, first_apart]
+)
+def test_loops_that_are_copies_once_they_are_written_out(step: Step) -> None:
+    check_adopted(step, params(), *batch())
+
+
 def test_a_loop_of_python_with_random_keys() -> None:
     def step(p: Any, key: jax.Array, x: jax.Array, y: jax.Array) -> Any:
         key, mine = jax.random.split(key)
