@@ -2,7 +2,8 @@
 
     func.func public @main(%w: …, %x: tensor<8x4xf32> {shardopt.batch = 0 : i64})
 
-`shardopt.no_batch` on `@main` says in words why there is none."""
+`shardopt.no_batch` on `@main` says in words why there is none, `shardopt.step_loop` where the
+program takes several steps in a loop of its own."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from shardopt.dialect.donation import argument_attributes
 
 BATCH = "shardopt.batch"
 NO_BATCH = "shardopt.no_batch"
+STEP_LOOP = "shardopt.step_loop"
 
 
 def write_batch(main: ir.Operation, dims: Mapping[int, int]) -> None:
@@ -43,3 +45,20 @@ def write_no_batch(main: ir.Operation, reason: str) -> None:
 def read_no_batch(main: ir.Operation) -> str:
     """Why no batch is known, "" where that is not known either."""
     return ir.StringAttr(main.attributes[NO_BATCH]).value if NO_BATCH in main.attributes else ""
+
+
+def write_step_loop(main: ir.Operation, hint: str) -> None:
+    main.attributes[STEP_LOOP] = ir.StringAttr.get(hint)
+
+
+def with_step_loop(main: ir.Operation, message: str) -> str:
+    """An error of a step that cannot be cut, with what is known of its loop."""
+    if STEP_LOOP not in main.attributes:
+        return message
+    return f"{message}; {ir.StringAttr(main.attributes[STEP_LOOP]).value}"
+
+
+def erase_step_loop(main: ir.Operation) -> None:
+    """Behind the passes that cut the step: the hint names files of the user."""
+    if STEP_LOOP in main.attributes:
+        del main.attributes[STEP_LOOP]

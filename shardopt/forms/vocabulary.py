@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardopt.dialect.annotation import SHARDING
-from shardopt.dialect.batch import BATCH, NO_BATCH
+from shardopt.dialect.batch import BATCH, NO_BATCH, STEP_LOOP
 from shardopt.dialect.choices import CHOICES
 from shardopt.dialect.cluster import CLUSTER
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, REPLACED_BY
@@ -110,6 +110,14 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '"cannot tell the batch arguments: …"',
         "shardopt-split-microbatches",
         "On `@main`: why no argument holds the batch, for errors of later phases that need one.",
+    ),
+    AttributeDoc(
+        STEP_LOOP,
+        ("func.func",),
+        '"the loop at train.py:9:11 hands …"',
+        "shardopt-unroll-loops",
+        "On `@main`: the loop in which the program takes several steps, for errors of later phases "
+        "that cannot cut it.",
     ),
     AttributeDoc(
         LAYER,

@@ -33,8 +33,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TABLE_PATH = re.compile(r"`((?:tests|docs|shardopt)/[\w./-]+)`")
 
-# The other way of donating, annotations, recomputation, methods, steps without a batch: the tutorial
-# uses none of them.
+# The other way of donating, annotations, recomputation, methods, steps without a batch or in a loop:
+# the tutorial uses none of them.
 UNUSED = (
     "jax.buffer_donor",
     "shardopt.replaced_by",
@@ -42,6 +42,7 @@ UNUSED = (
     "shardopt.recompute",
     "shardopt.intra_op",
     "shardopt.no_batch",
+    "shardopt.step_loop",
     "shardopt.rematerialize",
 )
 OPTIONS = "num-microbatches=4 layers=2 cluster=cpu-test:1x4 num-stages=2"

@@ -30,6 +30,7 @@ from typing import Literal
 from jaxlib.mlir import ir
 
 from shardopt.extract.accumulation import NoAccumulation, find_accumulation
+from shardopt.extract.step_loop import mark_step_loop
 from shardopt.ir.loops import Unroller, trip_count
 from shardopt.ir.rewriting import functions, operations, terminator
 from shardopt.passes.base import Pass, PassContext, option
@@ -94,6 +95,9 @@ class UnrollLoops(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         kept = [loop for function in functions(module) if (loop := _accumulation(function, pm))]
+        for function in functions(module):
+            if not kept:
+                mark_step_loop(function)
         unroller = Unroller(lambda loop: None if loop in kept else self._iterations(loop, pm))
         unroller.visit(list(functions(module)))
         unroller.erase_unused_constants()

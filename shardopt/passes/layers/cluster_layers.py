@@ -28,6 +28,7 @@ from typing import Literal
 from jaxlib.mlir import ir
 
 from shardopt.dialect.attributes import entries, i64
+from shardopt.dialect.batch import erase_step_loop, with_step_loop
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram, read_program
@@ -268,17 +269,23 @@ class ClusterLayers(Pass):
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:
             program = read_program(module)
+        except (UserError, ValueError) as error:
+            raise pm.error(module.operation, str(error)) from error
+        try:
             planned = load_plan_file(self.plan).layers if self.plan else None
             # The file has the layers of barriers, too: none of them is placed.
             if planned is not None and planned.body is not None:
+                erase_step_loop(program.main)
                 repeated = repeated_ops(program.body_ops)
                 pm.statistic("layers", write_layers(program, planned))
                 free_shared(program.body_ops, repeated)
                 return
             body, problem = _extract_body(program, self)
             layering = assign_layers(problem)
+            erase_step_loop(program.main)
         except (UserError, ValueError) as error:
-            raise pm.error(module.operation, str(error)) from error
+            message = with_step_loop(program.main, str(error))
+            raise pm.error(module.operation, message) from error
         main, ownership = _extract_main(program, body, layering)
         owners = assign_owners(ownership)
         _annotate(body, layering.layer)

@@ -11,7 +11,7 @@ from itertools import groupby
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.batch import write_batch, write_no_batch
+from shardopt.dialect.batch import with_step_loop, write_batch, write_no_batch
 from shardopt.dialect.donation import read_replacements
 from shardopt.extract.batch_arguments import (
     BatchArgument,
@@ -39,7 +39,8 @@ class UndecidedBatch(DiagnosedError):
 
     def __init__(self, main: ir.Operation, reason: str) -> None:
         advice = "name them with batch-args=INDEX[:DIM] or NAME[:DIM]"
-        super().__init__(diagnostic("error", main, f"{reason}; {advice}"))
+        message = with_step_loop(main, f"{reason}; {advice}")
+        super().__init__(diagnostic("error", main, message))
         self.reason = reason
 
 

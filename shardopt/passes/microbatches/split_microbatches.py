@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.batch import write_batch
+from shardopt.dialect.batch import with_step_loop, write_batch
 from shardopt.dialect.manual import MANUAL
 from shardopt.extract.accumulation import PRODUCTS, NoAccumulation, find_accumulation
 from shardopt.extract.batch_arguments import BatchArgument, parse_batch_arguments
@@ -118,7 +118,9 @@ def _batch(
     return Batch(count, splits, weights, reader.splats(), cheap=cheap)
 
 
-def _explain(error: CouplingError, reader: StepReader, pm: PassContext) -> PassFailure:
+def _explain(
+    error: CouplingError, main: ir.Operation, reader: StepReader, pm: PassContext
+) -> PassFailure:
     op = reader.handle(error.op, error.regions)
     message = f"cannot cut the step into microbatches: '{op.name}' {error}"
     if error.origin is None and error.reader is not None:
@@ -133,7 +135,9 @@ def _explain(error: CouplingError, reader: StepReader, pm: PassContext) -> PassF
     origin = reader.handle(error.origin, error.regions[: error.origin_depth])
     advice = "batch-coupling=per-microbatch lets each microbatch stand for the whole batch"
     return pm.error(
-        op, f"{message} by '{origin.name}'; {advice}", [(origin, "reduced over the batch here")]
+        op,
+        with_step_loop(main, f"{message} by '{origin.name}'; {advice}"),
+        [(origin, "reduced over the batch here")],
     )
 
 
@@ -181,7 +185,7 @@ class SplitMicrobatches(Pass):
         try:
             plan = self._plan(main, reader, outputs, batch, pm)
         except CouplingError as error:
-            raise _explain(error, reader, pm) from None
+            raise _explain(error, main, reader, pm) from None
         if not plan.accumulators:
             raise pm.error(main, "expected results that depend on the batch arguments, found none")
         pm.statistic("prologue ops", len(plan.prologue))

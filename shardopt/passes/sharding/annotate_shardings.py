@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.batch import erase_step_loop
 from shardopt.dialect.donation import drop_replacements
 from shardopt.dialect.plain_mesh import PLAIN_MESH
 from shardopt.dialect.strategy import STRATEGY, read_strategy
@@ -81,6 +82,8 @@ class AnnotateShardings(Pass):
         for op, requirement in filter(None, (part.unsettled() for part in parts)):
             raise pm.error(op, f"expected {requirement} (run shardopt-insert-reshards first)")
         for part in parts:
+            if _is_plain(part):
+                erase_step_loop(part.holder)
             if _is_plain(part) and self.sharding_format == "collectives":
                 self._to_device_program(module, part, pm)
                 continue

@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 from loop_expansion import evaluate, expand_loop
 from split_checks import Step, lower, mlp, mse, normal, split
 
-from shardopt.dialect.batch import read_batch
+from shardopt.dialect.batch import STEP_LOOP, read_batch
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.accumulation import PRODUCTS, NoAccumulation, find_accumulation
 from shardopt.extract.chosen_plan import main_of
@@ -22,6 +22,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.io import module_bytecode
 from shardopt.ir.rewriting import operations
+from shardopt.pipeline.manager import run_pipeline
 
 PARTS, ROWS = 4, 8
 
@@ -376,6 +377,42 @@ def test_other_loops_are_not_taken_for_it(step: Step) -> None:
     module = lower(step, p, *batch(), unroll=False)
     with module.context:
         assert find_accumulation(main_of(module)) is None
+
+
+STEP_LOOP_HINT = r"test_accumulation\.py:\d+:\d+ hands argument 0 \(p\['b1'\]\) on .*loop in Python"
+
+
+def test_a_loop_over_steps_is_named_where_no_batch_is_found() -> None:
+    with pytest.raises(DiagnosedError, match=STEP_LOOP_HINT):
+        split(lower(descended, params(), *batch()), 2)
+
+
+def test_a_loop_over_steps_is_named_where_there_are_too_few_layers() -> None:
+    """More iterations than are written out are one operation."""
+
+    def epoch(p: Any, xs: jax.Array, ys: jax.Array) -> Any:
+        def descend(p: Any, part: Any) -> Any:
+            return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(mse)(p, *part)), None
+
+        return lax.scan(descend, p, (xs, ys))[0]
+
+    module = lower(epoch, params(), normal(3, 200, 2, 3), normal(4, 200, 2, 2))
+    pipeline = "builtin.module(shardopt-microbatch{num-microbatches=1},shardopt-cluster{layers=2})"
+    with pytest.raises(DiagnosedError, match=f"into 2 layers.*{STEP_LOOP_HINT}"):
+        run_pipeline(module, pipeline)
+
+
+def test_what_is_planned_does_not_name_files() -> None:
+    module = lower(descended, params(), *batch())
+    assert STEP_LOOP in main_of(module).attributes
+    run_pipeline(module, "builtin.module(shardopt-microbatch,shardopt-cluster{layers=2})")
+    assert STEP_LOOP not in main_of(module).attributes
+
+
+@pytest.mark.parametrize("step", [scanned, over_experts, recurrent])
+def test_other_loops_are_not_taken_for_steps(step: Step) -> None:
+    p = normal(0, 3, 3, 3) if step is over_experts else params()
+    assert STEP_LOOP not in main_of(lower(step, p, *batch())).attributes
 
 
 def test_another_number_of_microbatches_is_refused() -> None:
