@@ -19,7 +19,11 @@ def suggestion(name: str, known: Sequence[str]) -> str:
     begun = [each for each in by_folded if len(folded) > 1 and each.startswith(folded)]
     # Of few letters in another order, the ratio of equal runs is low.
     swapped = [each for each in by_folded if sorted(each) == sorted(folded)]
-    close = swapped or get_close_matches(folded, by_folded, n=1, cutoff=0.55) or begun
+
+    def alike(ratio: float) -> list[str]:
+        return get_close_matches(folded, by_folded, n=1, cutoff=ratio)
+
+    close = alike(0.8) or begun or swapped or alike(0.55)
     if close:
         return f"; did you mean '{by_folded[close[0]]}'?"
     return f"; expected one of {', '.join(known)}" if 0 < len(known) <= _MOST_LISTED else ""

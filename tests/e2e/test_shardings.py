@@ -112,6 +112,7 @@ def test_other_arguments_than_those_planned_for(mesh: jax.sharding.Mesh) -> None
         ({"intra_opt": "ilp"}, "unknown option: 'intra_opt'; did you mean 'intra_op'"),
         ({"static_argnums": "0"}, "expected static_argnums to be numbers of arguments"),
         ({"cluster": 4}, "expected cluster to be a file or the name of a preset"),
+        ({"memory_budget": "much"}, "memory_budget: expected bytes such as .* found 'much'"),
     ],
 )
 def test_wrong_arguments(mesh: jax.sharding.Mesh, arguments: dict[str, Any], message: str) -> None:
@@ -150,6 +151,13 @@ def test_callbacks_have_no_form_as_a_module(mesh: jax.sharding.Mesh) -> None:
     message = r"the function cannot be exported: 'debug_print' at .*test_shardings.py:\d+"
     with pytest.raises(shardopt.UserError, match=f"shardings: {message}"):
         shardopt.shardings(step, np.ones(4), mesh=mesh)
+
+
+def test_a_plan_has_no_gradients(mesh: jax.sharding.Mesh) -> None:
+    plan = shardopt.shardings(lambda w: (w**2).sum(), np.ones(4), mesh=mesh, cluster="cpu-test:1x1")
+    assert jax.jit(plan.constrained)(np.ones(4)) == 4
+    with pytest.raises(shardopt.UserError, match=r"planned '.*' cannot be differentiated"):
+        jax.grad(plan.constrained)(np.ones(4))
 
 
 def test_errors_of_the_function_itself_are_the_users_to_see(mesh: jax.sharding.Mesh) -> None:

@@ -10,6 +10,7 @@ from shardopt.options.names import BatchArguments, MeshIntraOp
 from shardopt.options.plan_options import PlanOptions
 from shardopt.options.table import Function, OptionRow, rows
 from shardopt.support.errors import UserError
+from shardopt.support.sizes import parse_bytes
 from shardopt.support.suggestions import unknown_name
 
 # Keywords that name a file, and what they are expected to be.
@@ -83,7 +84,14 @@ def _words(literals: Any) -> tuple[str, ...]:
 
 
 def _bytes_text(budget: object) -> object:
-    return str(budget) if type(budget) is int else budget
+    if type(budget) is int:
+        return str(budget)
+    if isinstance(budget, str) and budget:
+        try:
+            parse_bytes(budget)
+        except ValueError as error:
+            raise UserError(f"memory_budget: {error}") from None
+    return budget
 
 
 def check_names(

@@ -92,14 +92,25 @@ class Shardings:
         placed = (self.in_shardings, self.kwarg_shardings)
         if not explicit:
             args, kwargs = jax.lax.with_sharding_constraint((args, kwargs), placed)
-            results = self.exported.call(*args, **kwargs)
+            results = self._undifferentiated(args, kwargs)
             return jax.lax.with_sharding_constraint(results, self.out_shardings)
         args, kwargs = jax.sharding.reshard((args, kwargs), placed)
         call = jax.sharding.auto_axes(
-            lambda args, kwargs: self.exported.call(*args, **kwargs),
-            axes=explicit,
-            out_sharding=self.out_shardings,
+            self._undifferentiated, axes=explicit, out_sharding=self.out_shardings
         )
+        return call(args, kwargs)
+
+    def _undifferentiated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What JAX says of gradients through an exported function names neither it nor them."""
+
+        def refuse(*_: Any) -> Any:
+            raise UserError(
+                f"the planned '{self.exported.fun_name}' cannot be differentiated; plan the whole "
+                "step, with its gradients"
+            )
+
+        call = jax.custom_vjp(lambda args, kwargs: self.exported.call(*args, **kwargs))
+        call.defvjp(refuse, refuse)
         return call(args, kwargs)
 
 

@@ -181,9 +181,12 @@ def parallelize(
         static = StaticArguments.of(fun, static_argnums, static_argnames)
         jitted: object = fun
         if donated or donated_names or not hasattr(fun, "trace") or is_module_jit(fun):
-            jitted = jax.jit(
-                fun, donate_argnums=donated, donate_argnames=donated_names, keep_unused=True
-            )
+            try:
+                jitted = jax.jit(
+                    fun, donate_argnums=donated, donate_argnames=donated_names, keep_unused=True
+                )
+            except ValueError as error:  # of arguments that the function has not
+                raise UserError(f"parallelize: {error}") from error
         tracing = Tracing(jitted, static, donated, donated_names)
         return Parallelized(fun, tracing, planning, batch, run_options, lazy_state=lazy_state)
 

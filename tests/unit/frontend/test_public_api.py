@@ -87,6 +87,7 @@ def test_mesh_shapes(text: str) -> None:
         ({"stage": 2}, "unknown option: 'stage'; did you mean 'stages'"),
         ({"batch_args": "0"}, "unknown option: 'batch_args'"),
         ({"backend": "remote"}, "unknown backend: 'remote'"),
+        ({"donate_argnums": 4}, r"parallelize: .*donate_argnums=\(4,\)"),
         ({"batch_argnums": "x"}, "expected batch_argnums to be argument numbers"),
         ({"cluster": 4}, "expected cluster to be a file or the name of a preset"),
         ({"fun": 3}, "expected a function, found int"),

@@ -14,6 +14,9 @@ def test_the_closest_name_is_meant() -> None:
     assert (
         unknown_name("schedule", "GPIP", known) == "unknown schedule: 'GPIP'; did you mean 'gpipe'?"
     )
+    assert unknown_name("schedule", "1b1f", known).endswith("did you mean '1f1b'?")
+    assert unknown_name("preset", "h100", ("v100", "h100-sxm")).endswith("mean 'h100-sxm'?")
+    assert unknown_name("field", "devices", ("devices_per_host", "device")).endswith("'device'?")
     assert unknown_name("schedule", "zero", known).endswith("did you mean 'zero-bubble'?")
     assert unknown_name("schedule", "qqq", known).endswith("expected one of " + ", ".join(known))
     assert unknown_name("name", "qqq", [f"n{k}" for k in range(99)]) == "unknown name: 'qqq'"
