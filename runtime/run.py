@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -148,9 +148,15 @@ class Run:
         self._need_arguments()
         self._state.save(path, self.steps_done)
 
-    def step(self, inputs: Mapping[int, np.ndarray] | None = None) -> Outputs:
-        """Run one step and wait for it; `inputs` replaces arguments by number first. Raises
-        UserError, MeshError."""
+    def step(
+        self,
+        inputs: Mapping[int, np.ndarray] | None = None,
+        *,
+        inspect: Callable[[Outputs], None] = lambda outputs: None,
+    ) -> Outputs:
+        """Run one step and wait for it; `inputs` replaces arguments by number first. `inspect` sees
+        the results before any checkpoint of the step is begun; what it raises prevents that.
+        Raises UserError, MeshError."""
         parts = self._by_worker(inputs or {})
         self._missing -= (inputs or {}).keys()
         self._need_arguments()
@@ -164,9 +170,36 @@ class Run:
             self.step_seconds = perf_counter() - begin
         self.steps_done += 1
         self._has_results = True
+        outputs = Outputs(self)
+        inspect(outputs)
         if self._checkpoints is not None:
-            self._checkpoints.after_step(self.steps_done, self._state.save_into)
-        return Outputs(self)
+            self._checkpoints.after_step(self.steps_done, self._state)
+        return outputs
+
+    def leave_out(self) -> None:
+        """Count a step that is not run: the state stays as it is. Raises UserError, MeshError."""
+        self._need_arguments()
+        self.steps_done += 1
+        if self._checkpoints is not None:
+            self._checkpoints.after_step(self.steps_done, self._state)
+
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint of now to the folder that the run was opened with, unless the last
+        step did; it is there when this returns, and all before it. Raises UserError, MeshError."""
+        self._need_arguments()
+        if self._checkpoints is None:
+            raise UserError("the run was opened without a folder of checkpoints")
+        self._checkpoints.write(self.steps_done, self._state)
+
+    def nonfinite_state(self) -> tuple[str, ...]:
+        """The names of state that has numbers which are not finite. Raises MeshError."""
+        return self._state.nonfinite()
+
+    def settle_checkpoints(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one. Raises UserError,
+        MeshError."""
+        if self._checkpoints is not None:
+            self._checkpoints.settle(self._state)
 
     def fetch(self, number: int) -> np.ndarray:
         """Result `number` of the last step. State results stay readable until the next step."""
@@ -238,12 +271,16 @@ class Run:
         return report(self._backend.where())
 
     def close(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.close()
-        self._backend.close()
-        if self._checkpoints is not None:
-            # Behind the workers, which may still be writing to its folder.
-            self._checkpoints.close()
+        try:
+            if self._failure is None:
+                self.settle_checkpoints()
+        finally:
+            if self._watchdog is not None:
+                self._watchdog.close()
+            self._backend.close()
+            if self._checkpoints is not None:
+                # Behind the workers, which may still be writing to its folder.
+                self._checkpoints.close()
 
     def __enter__(self) -> Run:
         return self

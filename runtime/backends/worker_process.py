@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -62,6 +63,8 @@ class _Server:
 
 
 def main(arguments: list[str]) -> None:
+    # Ctrl-C in a terminal goes to every process there: it is for the driver to end a run.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection, memory = (int(each) for each in arguments)
     position = memoryview(mmap.mmap(memory, mmap.PAGESIZE)).cast("q")
     _Server(socket.socket(fileno=connection), RemoteWorker(position)).run()

@@ -35,6 +35,11 @@ _STEP_NAME = re.compile(r"step-(\d{12,})")
 _WRITING, _REMOVING = ".writing-", ".removing-"
 
 
+class NotWritten(UserError):
+    """A checkpoint that is not there, for a reason that may pass: a full disk, say. What was there
+    before is still there."""
+
+
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """(steps done, folder) of every complete checkpoint, oldest first. No folder: no
     checkpoints."""
@@ -91,9 +96,18 @@ class CheckpointFolder:
     def begin(self) -> Path:
         return begin(self.folder)
 
+    def incomplete(self) -> list[Path]:
+        """Folders that are named like checkpoints and have no manifest: no run of ours leaves any,
+        a copy that was broken off does."""
+        names = sorted(filter(_STEP_NAME.fullmatch, os.listdir(self.folder)))
+        return [self.folder / n for n in names if not (self.folder / n / MANIFEST_NAME).is_file()]
+
     def commit(self, writing: Path, manifest: Manifest) -> Path:
-        """Make what was written a checkpoint, and remove those beyond the number to keep."""
+        """Make what was written a checkpoint, and remove those beyond the number to keep. A folder
+        of its name that is no checkpoint is put aside."""
         path = self.folder / f"step-{manifest.step:012d}"
+        if path in self.incomplete():
+            path.rename(self.folder / f"incomplete-{path.name}-{secrets.token_hex(4)}")
         commit(writing, path, manifest)
         for _, old in checkpoints(self.folder)[: -self._keep]:
             removing = self.folder / f"{_REMOVING}{old.name}-{secrets.token_hex(4)}"
@@ -118,7 +132,7 @@ def begin(parent: Path) -> Path:
         parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()
     except OSError as error:
-        raise UserError(
+        raise NotWritten(
             f"cannot write a checkpoint to '{parent}': {error.strerror or error}"
         ) from error
     return path
@@ -142,7 +156,7 @@ def commit(writing: Path, path: Path, manifest: Manifest) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         abandon(writing)
-        raise UserError(f"cannot write checkpoint '{path}': {error.strerror or error}") from error
+        raise NotWritten(f"cannot write checkpoint '{path}': {error.strerror or error}") from error
     except BaseException:
         abandon(writing)
         raise

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from shardopt.runtime.state.checkpoint_folder import CheckpointFolder, abandon, checkpoints
+from shardopt.runtime.state.checkpoint_folder import (
+    CheckpointFolder,
+    NotWritten,
+    abandon,
+    checkpoints,
+)
 from shardopt.runtime.state.manifest import Manifest
 from shardopt.support.errors import UserError
 
 
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """A checkpoint in `folder` after every `every` steps, of which the newest `keep` stay."""
+    """A checkpoint in `folder` after every `every` steps, of which the newest `keep` stay.
+
+    In the `background`, workers copy their state, and steps go on while the copies are written: a
+    checkpoint is there some steps later, at the latest when the next one is begun or the run ends.
+    With `finite`, state with numbers that are not finite becomes no checkpoint. `notice` hears of
+    checkpoints that could not be written, which ends no run; by default they are a
+    RuntimeWarning."""
 
     folder: Path
     every: int
     keep: int = 3
+    background: bool = True
+    finite: bool = False
+    notice: Callable[[str], None] = _warn
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.keep < 1:
@@ -27,6 +47,16 @@ class CheckpointOptions:
             )
 
 
+class SavedState(Protocol):
+    """What `RunState` does for a checkpoint."""
+
+    def start_saving(
+        self, folder: Path, *, background: bool = False, finite: bool = False
+    ) -> None: ...
+
+    def saved(self, step: int, *, wait: bool = True) -> Manifest | None: ...
+
+
 class PeriodicCheckpoints:
     """Writes the checkpoints of one run; nobody else may write to the folder until `close`. Raises
     UserError."""
@@ -34,7 +64,12 @@ class PeriodicCheckpoints:
     def __init__(self, options: CheckpointOptions) -> None:
         self._options = options
         self._folder = CheckpointFolder(options.folder, options.keep)
+        for path in self._folder.incomplete():
+            options.notice(f"'{path}' has no manifest: it is no checkpoint, and left out")
         self._begun = False
+        self._last_begun = -1
+        # Steps done, and where the workers write.
+        self._writing: tuple[int, Path] | None = None
 
     def before_step(self, steps_done: int) -> None:
         """Raises UserError where the first step would start behind what has been reached: two
@@ -45,22 +80,62 @@ class PeriodicCheckpoints:
         if complete and complete[-1][0] > steps_done:
             raise UserError(
                 f"'{self._options.folder}' holds a checkpoint of step {complete[-1][0]}, this run "
-                "is "
-                "at step "
-                f"{steps_done}: resume from it, or choose another folder"
+                f"is at step {steps_done}: resume from it, or choose another folder"
             )
         self._begun = True
 
-    def after_step(self, steps_done: int, save_into: Callable[[Path, int], Manifest]) -> None:
-        if steps_done % self._options.every:
-            return
-        writing = self._folder.begin()
+    def after_step(self, steps_done: int, state: SavedState) -> None:
+        """Raises UserError, MeshError."""
+        self._commit(state, wait=False)
+        if steps_done % self._options.every == 0:
+            self._begin(steps_done, state)
+
+    def write(self, steps_done: int, state: SavedState) -> None:
+        """A checkpoint of now, unless there is one; it is there afterwards. Raises UserError,
+        MeshError."""
+        if self._last_begun != steps_done:
+            self._begin(steps_done, state)
+        self.settle(state)
+
+    def settle(self, state: SavedState) -> None:
+        """Wait for what is being written. Raises UserError, MeshError."""
+        self._commit(state, wait=True)
+
+    def close(self) -> None:
+        """What is still being written comes to nothing."""
+        if self._writing is not None:
+            abandon(self._writing[1])
+        self._folder.close()
+
+    def _begin(self, steps_done: int, state: SavedState) -> None:
+        self.settle(state)
+        self._last_begun = steps_done
         try:
-            manifest = save_into(writing, steps_done)
+            writing = self._folder.begin()
+        except NotWritten as error:
+            self._tell(error)
+            return
+        self._writing = steps_done, writing
+        background = self._options.background
+        state.start_saving(writing, background=background, finite=self._options.finite)
+        self._commit(state, wait=not background)
+
+    def _commit(self, state: SavedState, *, wait: bool) -> None:
+        if self._writing is None:
+            return
+        step, writing = self._writing
+        try:
+            manifest = state.saved(step, wait=wait)
+            if manifest is None:
+                return
+            self._folder.commit(writing, manifest)
+        except NotWritten as error:
+            abandon(writing)
+            self._tell(error)
         except BaseException:
             abandon(writing)
             raise
-        self._folder.commit(writing, manifest)
+        self._writing = None
 
-    def close(self) -> None:
-        self._folder.close()
+    def _tell(self, error: NotWritten) -> None:
+        self._options.notice(f"{error}; the run goes on without it")

@@ -15,7 +15,13 @@ from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.forms.exported_program import Slice
 from shardopt.forms.reshard_steps import format_slice, tiles_by_device
 from shardopt.runtime.program.instructions import Program
-from shardopt.runtime.state.checkpoint_folder import abandon, begin, commit, find_checkpoint
+from shardopt.runtime.state.checkpoint_folder import (
+    NotWritten,
+    abandon,
+    begin,
+    commit,
+    find_checkpoint,
+)
 from shardopt.runtime.state.init_functions import split_init_function
 from shardopt.runtime.state.initializers import Initializer
 from shardopt.runtime.state.manifest import Manifest, StoredArray, StoredShard
@@ -38,9 +44,10 @@ class RunState:
         self._call = call
         self._keys = state_keys(program.arguments)
 
-    def save_into(self, folder: Path, step: int) -> Manifest:
-        """Have all workers write their shards of the state to `folder`; what the manifest is to
-        say.
+    def start_saving(self, folder: Path, *, background: bool = False, finite: bool = False) -> None:
+        """Have all workers write their shards of the state to `folder`, of what it is now; in the
+        background, the next step need not wait for that. With `finite`, numbers that are not
+        finite count as not written.
 
         Raises UserError when there is no state, MeshError.
         """
@@ -51,18 +58,43 @@ class RunState:
             worker: (
                 str(folder),
                 f"{worker.replace('/', '.')}.bin",
-                tuple(n for n in state if n in homes),
+                {number: self._keys[number] for number in state if number in homes},
+                background,
+                finite,
             )
             for mesh, homes in self._homes().items()
             for worker in self._workers[mesh]
         }
+        self._call("start_saving", places)
+
+    def saved(self, step: int, *, wait: bool = True) -> Manifest | None:
+        """What the manifest is to say of what `start_saving` began at `step`; None while workers
+        are at it and need not be waited for. Raises NotWritten, MeshError."""
+        state = state_arguments(self._program)
+        everyone = [worker for workers in self._workers.values() for worker in workers]
+        answers = self._call("saved", dict.fromkeys(everyone, (wait,)))
+        if any(answer is None for answer in answers.values()):
+            return None
         shards_of: dict[int, list[StoredShard]] = {number: [] for number in state}
-        for answers in self._call("save", places).values():
-            for number, shards in answers.items():
+        for answer in answers.values():
+            if isinstance(answer, str):
+                raise NotWritten(f"cannot write the checkpoint of step {step}: {answer}")
+            for number, shards in answer.items():
                 shards_of[number] += [_stored_shard(*fields) for fields in shards]
         return Manifest(
             step, tuple(self._stored_array(number, shards_of[number]) for number in state)
         )
+
+    def nonfinite(self) -> tuple[str, ...]:
+        """The names of state that has numbers which are not finite. Raises MeshError."""
+        state = state_arguments(self._program)
+        calls = {
+            worker: (tuple(number for number in state if number in homes),)
+            for mesh, homes in self._homes().items()
+            for worker in self._workers[mesh]
+        }
+        found = {number for each in self._call("nonfinite", calls).values() for number in each}
+        return tuple(self._keys[number] for number in state if number in found)
 
     def save(self, path: Path, step: int) -> None:
         """Write one checkpoint to the folder `path`, which must not exist. Raises UserError,
@@ -71,7 +103,9 @@ class RunState:
             raise UserError(f"'{path}' exists already: checkpoints are never overwritten")
         writing = begin(path.absolute().parent)
         try:
-            manifest = self.save_into(writing, step)
+            self.start_saving(writing)
+            manifest = self.saved(step)
+            assert manifest is not None, "waited for"
         except BaseException:
             abandon(writing)
             raise

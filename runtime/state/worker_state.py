@@ -5,7 +5,10 @@ Whatever crosses to the driver is plain: numbers, strings, arrays, and tuples of
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from shardopt.runtime.state.ownership import owned_slices
 from shardopt.runtime.state.shard_files import ShardWriter, read_slice
 
 Shards = tuple[tuple[Slice, str, int, tuple[int, ...]], ...]  # fields of StoredShard
+# What was written, by argument, or why nothing counts.
+Written = dict[int, Shards] | str
 
 
 class WorkerState:
@@ -29,18 +34,40 @@ class WorkerState:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._buffers = dict(context.program.arguments)
+        self._saving: Future[Written] = Future()
 
-    def save(self, folder: str, file: str, numbers: Sequence[int]) -> dict[int, Shards]:
-        """Write the shards that this worker owns to a new file; what was written, by argument.
-        Raises OSError."""
-        written: dict[int, Shards] = {}
-        with ShardWriter(Path(folder), file) as writer:
-            for number in numbers:
-                added = [writer.add(slice_, shard) for slice_, shard in self._owned(number)]
-                written[number] = tuple(
-                    (each.slice, each.file, each.offset, each.checksums) for each in added
-                )
-        return written
+    def start_saving(
+        self, folder: str, file: str, keys: Mapping[int, str], background: bool, finite: bool
+    ) -> None:
+        """Write the shards that this worker owns, of arguments by their names, to a new file; with
+        `finite`, only if all their numbers are. In the background they are copied first, so that
+        steps may go on."""
+        shards = deque(
+            (number, slice_, shard.copy() if background else shard)
+            for number in keys
+            for slice_, shard in self._owned(number)
+        )
+        self._saving = Future()
+        write = partial(_write_shards, Path(folder), file, keys, shards, finite)
+        if background:
+            # A disk that never answers must not keep the process alive.
+            threading.Thread(
+                target=_fulfil, args=(self._saving, write), name="checkpoint", daemon=True
+            ).start()
+        else:
+            _fulfil(self._saving, write)
+
+    def saved(self, wait: bool) -> Written | None:
+        """What `start_saving` has written; None while it is at it, unless told to wait."""
+        return self._saving.result() if wait or self._saving.done() else None
+
+    def nonfinite(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """The arguments that have values here which are not finite."""
+        return tuple(
+            number
+            for number in numbers
+            if not all(_is_finite(shard) for _, shard in self._owned(number))
+        )
 
     def restore(self, folder: str, keys: Mapping[int, str]) -> None:
         """Read this worker's shards of arguments, by their names in the checkpoint. Raises
@@ -131,6 +158,41 @@ class WorkerState:
         self._context.buffers[buffer] = self._context.devices.put(
             self._context.program.buffers[buffer], shards
         )
+
+
+def _write_shards(
+    folder: Path,
+    file: str,
+    keys: Mapping[int, str],
+    shards: deque[tuple[int, Slice, np.ndarray]],
+    finite: bool,
+) -> Written:
+    """Empties `shards`: what is written need not be held."""
+    written: dict[int, Shards] = dict.fromkeys(keys, ())
+    try:
+        with ShardWriter(folder, file) as writer:
+            while shards:
+                number, slice_, shard = shards.popleft()
+                if finite and not _is_finite(shard):
+                    return f"'{keys[number]}' has values that are not finite"
+                added = writer.add(slice_, shard)
+                fields = (added.slice, added.file, added.offset, added.checksums)
+                written[number] = (*written[number], fields)
+    except OSError as error:
+        return f"{error.strerror or error} ('{folder / file}')"
+    return written
+
+
+def _is_finite(shard: np.ndarray) -> bool:
+    # By name, as ml_dtypes has integers that numpy knows nothing of.
+    return shard.dtype.name.startswith(("int", "uint", "bool")) or bool(np.isfinite(shard).all())
+
+
+def _fulfil(future: Future[Written], work: Callable[[], Written]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def _as_slice(slice_: Sequence[Sequence[int]]) -> Slice:

@@ -25,6 +25,7 @@ EXIT_OK = 0
 EXIT_USER_ERROR = 1
 EXIT_BUG = 2
 EXIT_RUN_FAILED = 3  # a worker was lost, or failed: nobody's fault, and worth another try
+EXIT_STOPPED = 4  # a limit of time ended a run before its last step
 
 
 # A file or a pipe has no width, and a table cut at 80 columns would lose figures.

@@ -169,7 +169,9 @@ def test_a_restarted_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None
         seen.append(step)
 
     run_steps(
-        lambda attempt: start(faults[attempt], checkpoints=CheckpointOptions(tmp_path, every=2)),
+        lambda attempt: start(
+            faults[attempt], checkpoints=CheckpointOptions(tmp_path, every=2, background=False)
+        ),
         lambda run: run.load(inputs()),
         5,
         feed=lambda step: {2: inputs(step)[2]},

@@ -303,7 +303,7 @@ def test_a_run_that_fails_has_an_exit_code_of_its_own(
 ) -> None:
     attempts: list[int] = []
 
-    def broken(run: Run, inputs: object = None) -> None:
+    def broken(run: Run, inputs: object = None, **_: object) -> None:
         attempts.append(1)
         raise MeshError("m1", "step 0, instruction 3 (FREE %1)", "its process ended")
 

@@ -32,6 +32,12 @@ def add_checkpoints(parser: argparse.ArgumentParser) -> None:
         "--resume", action="store_true", help="go on from the newest checkpoint, of any plan"
     )
     parser.add_argument(
+        "--resume-from",
+        type=Path,
+        metavar="PATH",
+        help="go on from this checkpoint, or from the newest in this folder",
+    )
+    parser.add_argument(
         "--restarts",
         type=_natural,
         default=0,
@@ -49,19 +55,34 @@ def checkpoint_options(args: argparse.Namespace) -> CheckpointOptions | None:
             if getattr(args, name):
                 raise UserError(f"--{name.replace('_', '-')} needs --checkpoint-dir")
         return None
-    if args.resume and args.check:
+    if args.resume and args.resume_from is not None:
+        raise UserError("--resume and --resume-from say two things: leave one of them out")
+    if (args.resume or args.resume_from is not None) and args.check:
         raise UserError(
             "--check compares the first step, which a resumed run does not run: leave "
             "one of them out"
         )
     return CheckpointOptions(
-        args.checkpoint_dir, args.checkpoint_every or 1, args.keep_checkpoints or 3
+        args.checkpoint_dir,
+        args.checkpoint_every or 1,
+        args.keep_checkpoints or 3,
+        # What a step would be left out for is not to come back from a checkpoint.
+        finite=args.nonfinite != "report",
+        notice=lambda text: print(f"warning: {text}", file=sys.stderr),
     )
 
 
 def tell_restart(error: MeshError, step: int) -> None:
     print(f"warning: {error}", file=sys.stderr)
     print(f"note: starting again from step {step}", file=sys.stderr)
+
+
+def tell_resumed(checkpoint: Path, step: int) -> None:
+    print(f"note: going on from '{checkpoint}', at step {step}", file=sys.stderr)
+
+
+def tell_left_out(text: str) -> None:
+    print(f"warning: {text}; the steps before it run again", file=sys.stderr)
 
 
 def _natural(text: str) -> int:

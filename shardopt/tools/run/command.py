@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -18,8 +19,18 @@ from shardopt.support.sizes import parse_bytes
 from shardopt.tools.common import EXIT_OK, EXIT_RUN_FAILED, count
 from shardopt.tools.option_flags import add_options
 from shardopt.tools.run.check import check
-from shardopt.tools.run.checkpoints import add_checkpoints, checkpoint_options, tell_restart
+from shardopt.tools.run.checkpoints import (
+    add_checkpoints,
+    checkpoint_options,
+    tell_left_out,
+    tell_restart,
+    tell_resumed,
+)
+from shardopt.tools.run.data import Feed, open_data
+from shardopt.tools.run.guard import NonFinite, check_finite
 from shardopt.tools.run.inputs import read_inputs, read_program
+from shardopt.tools.run.metrics import Metrics, float_scalars, open_metrics
+from shardopt.tools.run.stopping import Stopping
 from shardopt.tools.run.views import add_views, check_targets, show_views, wants_trace
 
 if TYPE_CHECKING:
@@ -76,6 +87,28 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inputs", type=Path, metavar="F.npz", help="arrays in0, in1, …; others are random"
     )
+    parser.add_argument(
+        "--data",
+        metavar="SOURCE",
+        help="what every step is given: .npz files with rows of arguments, in a folder, or "
+        "module:function, which gives an iterator of batches from the step it is called with",
+    )
+    parser.add_argument(
+        "--max-seconds",
+        type=_seconds,
+        metavar="SECONDS",
+        help="stop after the step in which these are over, with a checkpoint",
+    )
+    parser.add_argument(
+        "--nonfinite",
+        choices=get_args(NonFinite),
+        default="report",
+        help="of a step whose loss or metrics are not finite: report it, stop, or go back to the "
+        "newest checkpoint and leave the step out",
+    )
+    parser.add_argument(
+        "--metrics", type=Path, metavar="FILE", help="append a line of JSON for every step"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")
     parser.add_argument(
         "--check", action="store_true", help="compare the first step with one device"
@@ -112,6 +145,16 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_run)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, found '{text}'")
+    return seconds
+
+
 def _bytes(text: str) -> int:
     try:
         return parse_bytes(text)
@@ -120,18 +163,27 @@ def _bytes(text: str) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """The exit code: 0, or 3 when a mesh has failed."""
+    """The exit code: 0, 3 when a mesh has failed, or why the run stopped early."""
     from shardopt.runtime.errors import MeshError
 
+    stopping = Stopping(args.max_seconds)
     try:
-        _run_plan(args)
+        with stopping.listening(), open_metrics(args.metrics) as metrics:
+            done = _run_plan(args, stopping, metrics)
     except MeshError as error:
         print(f"shardopt: error: {error}", file=sys.stderr)
         return EXIT_RUN_FAILED
-    return EXIT_OK
+    except KeyboardInterrupt:
+        print("shardopt: interrupted", file=sys.stderr)
+        return stopping.exit_code
+    if done == args.steps:
+        return EXIT_OK
+    stopping.tell(done, args.steps, saved=args.checkpoint_dir is not None)
+    return stopping.exit_code
 
 
-def _run_plan(args: argparse.Namespace) -> None:
+def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Metrics) -> int:
+    """How many steps are done."""
     from shardopt.runtime.driver import open_run
     from shardopt.runtime.inputs import random_inputs
     from shardopt.runtime.restart import Recovery, run_steps
@@ -146,6 +198,7 @@ def _run_plan(args: argparse.Namespace) -> None:
     inputs = random_inputs(program, args.seed)
     if args.inputs is not None:
         read_inputs(args.inputs, inputs)
+    feed: Feed = (lambda step: {}) if args.data is None else open_data(args.data, program)
     options: dict[str, Any] = {
         "platform": args.platform,
         "share_gpus": args.share_gpus,
@@ -162,35 +215,43 @@ def _run_plan(args: argparse.Namespace) -> None:
     }
     with _progress(args.steps) as advance:
 
+        def inspect(run: Run, step: int, outputs: Outputs) -> None:
+            check_finite(step, float_scalars(run, outputs), args.nonfinite)
+
         def after(run: Run, step: int, outputs: Outputs) -> None:
-            _print_step(run, step, outputs)
+            scalars = float_scalars(run, outputs)
+            _print_step(step, run.step_seconds, scalars)
+            metrics.add(step, run.step_seconds, scalars)
             advance()
             if step == 0 and args.check:
                 assert plan is not None, "checked before"
-                check(plan, inputs, list(outputs), args.tolerance)
+                given = [feed(0).get(k, value) for k, value in enumerate(inputs)]
+                check(plan, given, list(outputs), args.tolerance)
 
-        run_steps(
+        return run_steps(
             lambda attempt: open_run(program, args.backend, **options),
             lambda run: run.load(inputs),
             args.steps,
+            feed=feed,
+            inspect=inspect,
             after=after,
+            stop=stopping.asked,
             finish=lambda run: show_views(args, plan, run),
-            recovery=Recovery(args.checkpoint_dir, args.resume, args.restarts, tell_restart),
+            recovery=Recovery(
+                args.checkpoint_dir,
+                args.resume,
+                args.restarts,
+                tell_restart,
+                args.resume_from,
+                tell_resumed,
+                tell_left_out,
+            ),
         )
 
 
-def _print_step(run: Run, step: int, outputs: Outputs) -> None:
-    scalars = [f"{outputs[k]:.6g}" for k in _float_scalars(run)]
-    print(
-        f"step {step}: {run.step_seconds:.3f} s"
-        + (f"  scalars: {', '.join(scalars)}" if scalars else "")
-    )
-
-
-def _float_scalars(run: Run) -> list[int]:
-    """Results that are floating-point scalars: losses and metrics."""
-    specs = [result.value.spec for result in run.program.results]
-    return [k for k, spec in enumerate(specs) if spec.shape == () and "float" in spec.dtype]
+def _print_step(step: int, seconds: float, scalars: Mapping[str, float]) -> None:
+    text = ", ".join(f"{value:.6g}" for value in scalars.values())
+    print(f"step {step}: {seconds:.3f} s" + (f"  scalars: {text}" if scalars else ""))
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def read_inputs(path: Path, inputs: list[np.ndarray]) -> None:
         raise UserError(f"'{path}' is not an .npz file of plain arrays: {error}") from error
     known = {f"in{k}": k for k in range(len(inputs))}
     for name in sorted(by_name.keys() & known.keys()):
-        inputs[known[name]] = _as_dtype(by_name[name], inputs[known[name]].dtype)
+        inputs[known[name]] = as_dtype(by_name[name], inputs[known[name]].dtype)
     missing = len(known) - len(by_name.keys() & known.keys())
     if missing:
         print(
@@ -55,7 +55,7 @@ def read_inputs(path: Path, inputs: list[np.ndarray]) -> None:
         )
 
 
-def _as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+def as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     import numpy as np
 
     if array.dtype.kind == "V" and array.itemsize == dtype.itemsize:

@@ -24,7 +24,7 @@ The other tool, `shardopt-opt`, runs single phases and passes on text: [its flag
 mlir-opt](mlir-opt.md), [phases and passes](passes.md).
 
 Exit codes: 0 for success; 1 for an error in the input or a check that failed; 2 for a bug of ours; 3 for a
-run that failed.
+run that failed; 4 for a run that a limit of time ended.
 """
 
 

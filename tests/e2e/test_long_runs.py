@@ -1,0 +1,371 @@
+"""Runs that are left alone: stopped and gone on with, fed from files, and with losses that are no
+numbers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exported_model import example, inputs
+
+from shardopt.runtime.driver import open_run
+from shardopt.runtime.restart import LeaveOut, Recovery, run_steps
+from shardopt.runtime.run import Outputs, Run
+from shardopt.runtime.state import shard_files
+from shardopt.runtime.state.checkpoint_folder import checkpoints
+from shardopt.runtime.state.periodic import CheckpointOptions
+from shardopt.support.errors import UserError
+from shardopt.tools.run.stopping import Stopping
+from shardopt.tools.shardopt import main
+
+MODULE = Path(__file__).parent / "exported_example.mlir"
+
+
+def steps_of(out: str) -> dict[int, str]:
+    """What was printed of every step, by its number."""
+    lines = [line.split(": ", 1) for line in out.splitlines() if line.startswith("step ")]
+    return {int(head.removeprefix("step ")): rest.split("scalars")[1] for head, rest in lines}
+
+
+def start(folder: Path | None = None, **options: object) -> Run:
+    checkpoints_ = None if folder is None else CheckpointOptions(folder, **options)  # type: ignore[arg-type]
+    return open_run(example(), checked_steps=100, quick_compile=True, checkpoints=checkpoints_)
+
+
+def state_of(run: Run) -> list[bytes]:
+    return [run.argument(number).tobytes() for number in (0, 1)]
+
+
+def write_rows(folder: Path, counts: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Files of `x` and `t` with so many rows; all rows of x."""
+    generator = np.random.default_rng(seed)
+    folder.mkdir()
+    parts = []
+    for number, rows in enumerate(counts):
+        x = generator.random((rows, 8)).astype(np.float32)
+        np.savez(folder / f"{number}.npz", x=x, t=generator.random((rows, 4)).astype(np.float32))
+        parts.append(x)
+    return np.concatenate(parts)
+
+
+# ---- data ----
+
+
+def test_batches_come_from_rows_of_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Batches of 16 across files of 10, 25 and 18 rows; the fourth step begins again."""
+    write_rows(tmp_path / "rows", (10, 25, 18))
+    run = ("run", str(MODULE), "--quick-compile", "--data", str(tmp_path / "rows"))
+    assert main([*run, "--steps", "4"]) == 0
+    whole = steps_of(capsys.readouterr().out)
+    folder = ("--checkpoint-dir", str(tmp_path / "saved"))
+    assert main([*run, "--steps", "2", *folder]) == 0
+    assert main([*run, "--steps", "4", *folder, "--resume"]) == 0
+    captured = capsys.readouterr()
+    assert steps_of(captured.out) == whole
+    assert f"going on from '{tmp_path}/saved/step-000000000002', at step 2" in captured.err
+
+
+def test_rows_are_those_of_the_files(tmp_path: Path) -> None:
+    from shardopt.tools.run.data import open_data
+
+    rows = write_rows(tmp_path / "rows", (10, 25, 18))
+    feed = open_data(str(tmp_path / "rows"), example())
+    for step in (0, 1, 2, 5, 3):
+        first = step % 3 * 16
+        np.testing.assert_array_equal(feed(step)[2], rows[first : first + 16])
+
+
+def batches(step: int) -> Iterator[dict[str, np.ndarray]]:
+    while step < 5:
+        x, t = inputs(step)[2:]
+        yield {"x": x, "in3": t}
+        step += 1
+
+
+def test_batches_come_from_a_function(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = ("run", str(MODULE), "--quick-compile", "--data", f"{__name__}:batches")
+    assert main([*run, "--steps", "5", "--check"]) == 1  # a module alone has nothing to check with
+    assert main([*run, "--steps", "5"]) == 0
+    whole = steps_of(capsys.readouterr().out)
+    assert main([*run, "--steps", "6", "--checkpoint-dir", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert steps_of(captured.out) == whole
+    assert f"'{__name__}:batches' has no batch for step 5" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((16, 8), np.float32), "y": np.zeros((16, 4))}, "names no argument"),
+        ({"x": np.zeros((16, 8)), "t": np.zeros((15, 4))}, "of equally many rows"),
+        ({"x": np.zeros((9, 8), np.float32)}, "a batch has 16 rows, all files together 9"),
+        ({"x": np.zeros((16, 7), np.float32)}, "input 2 'x': expected float32"),
+        ({"x": np.zeros((16, 8), np.float32), "w0": np.zeros((16, 8))}, "same leading dimension"),
+    ],
+)
+def test_data_that_do_not_fit_are_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arrays: dict[str, np.ndarray], message: str
+) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)  # type: ignore[arg-type]
+    assert main(["run", str(MODULE), "--quick-compile", "--data", str(tmp_path / "a.npz")]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("error:") == 1 and message in captured.err
+
+
+@pytest.mark.parametrize(
+    "source", ["nowhere:batches", "json:nothing", "missing.npz", "json:__doc__"]
+)
+def test_sources_that_are_none_are_one_error(
+    capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    assert main(["run", str(MODULE), "--quick-compile", "--data", source]) == 1
+    assert capsys.readouterr().err.count("error:") == 1
+
+
+# ---- losses that are no numbers ----
+
+
+def run_guarded(
+    folder: Path | None, bad: set[int], steps: int = 8
+) -> tuple[list[bytes], list[int]]:
+    """A run in which the results of some steps are not to count: its state, and the steps run."""
+    seen: list[int] = []
+    ends: list[list[bytes]] = []
+
+    def inspect(run: Run, step: int, outputs: Outputs) -> None:
+        seen.append(step)
+        if step in bad:
+            raise LeaveOut("it is bad")
+
+    done = run_steps(
+        lambda attempt: start(folder, every=3, background=False) if folder else start(),
+        lambda run: run.load(inputs()),
+        steps,
+        feed=lambda step: {2: inputs(step)[2]},
+        inspect=inspect,
+        finish=lambda run: ends.append(state_of(run)),
+        recovery=Recovery(folder),
+    )
+    assert done == steps
+    return ends[0], seen
+
+
+def without(bad: set[int], steps: int = 8) -> list[bytes]:
+    """The state after all other steps."""
+    with start() as run:
+        run.load(inputs())
+        for step in range(steps):
+            if step not in bad:
+                run.step({2: inputs(step)[2]})
+        return state_of(run)
+
+
+def test_steps_that_are_left_out_leave_no_trace(tmp_path: Path) -> None:
+    state, seen = run_guarded(tmp_path, {4, 5})
+    assert state == without({4, 5})
+    assert seen == [0, 1, 2, 3, 4, 3, 5, 3, 6, 7]  # back to the checkpoint of three steps
+    assert [step for step, _ in checkpoints(tmp_path)] == [3, 6]
+    assert run_guarded(None, {0, 2})[0] == without({0, 2})
+
+
+def test_three_bad_steps_in_a_row_are_an_error() -> None:
+    with pytest.raises(UserError, match=r"steps 4 to 6 would all be left out.*damaged already"):
+        run_guarded(None, {4, 5, 6})
+
+
+def test_what_is_not_finite_is_reported_or_ends_the_run_or_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = np.ones((16 * 5, 8), np.float32)
+    rows[16 * 2 + 3, 4] = np.inf
+    np.savez(tmp_path / "a.npz", x=rows, t=np.ones((16 * 5, 4), np.float32))
+    run = ("run", str(MODULE), "--quick-compile", "--steps", "5", "--data", f"{tmp_path}/a.npz")
+    assert main([*run]) == 0
+    captured = capsys.readouterr()
+    assert "nan" in steps_of(captured.out)[4]
+    assert captured.err.startswith("warning: step 3: loss is nan\nwarning: step 4: loss is nan\n")
+    assert main([*run, "--nonfinite", "stop", "--checkpoint-dir", f"{tmp_path}/a"]) == 1
+    captured = capsys.readouterr()
+    assert len(steps_of(captured.out)) == 3
+    # Step 2 has a good loss and leaves state that is none: no checkpoint is made of that.
+    assert captured.err.splitlines() == [
+        "warning: cannot write the checkpoint of step 3: 'w0' has values that are not finite; the "
+        "run goes on without it",
+        "shardopt: error: step 3: loss is nan",
+    ]
+    assert [step for step, _ in checkpoints(tmp_path / "a")] == [1, 2]
+    metrics = tmp_path / "metrics.jsonl"
+    skip = ("--nonfinite", "skip", "--checkpoint-dir", f"{tmp_path}/b", "--metrics", str(metrics))
+    assert main([*run, *skip]) == 0
+    captured = capsys.readouterr()
+    assert "nan" not in captured.out
+    assert [line for line in captured.err.splitlines() if "is left out" in line] == [
+        "warning: step 3 is left out: loss is nan; the steps before it run again",
+        "warning: step 2 is left out instead of step 3: it leaves 'w0' with values that are not "
+        "finite; the steps before it run again",
+    ]
+    table = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["step"] for row in table] == [0, 1, 2, 3, 4]
+    assert all(row["loss"] > 0 and row["seconds"] > 0 for row in table)
+
+
+def test_state_that_is_not_finite_becomes_no_checkpoint(tmp_path: Path) -> None:
+    notices: list[str] = []
+    with start(tmp_path, every=1, finite=True, notice=notices.append) as run:
+        run.load(inputs())
+        run.step()
+        run.step({3: np.full((16, 4), np.nan, np.float32)})
+        run.save_checkpoint()
+    assert [step for step, _ in checkpoints(tmp_path)] == [1]
+    assert len(notices) == 1 and "step 2: 'w" in notices[0] and "not finite" in notices[0]
+
+
+# ---- checkpoints beside steps ----
+
+
+def test_a_checkpoint_in_the_background_has_the_state_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is slow: steps go on meanwhile, and what is written is what was when it began."""
+    add = shard_files.ShardWriter.add
+
+    def slow(self: shard_files.ShardWriter, *arguments: object) -> object:
+        time.sleep(0.3)
+        return add(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shard_files.ShardWriter, "add", slow)
+    states: dict[int, list[bytes]] = {}
+    complete: list[int] = []
+    with start(tmp_path, every=4, keep=9) as run:
+        run.load(inputs())
+        for step in range(1, 7):
+            run.step({2: inputs(step)[2]})
+            states[step] = state_of(run)
+            complete.append(len(checkpoints(tmp_path)))
+    assert complete == [0] * 6
+    with start() as run:
+        run.load(inputs())
+        run.restore(tmp_path)
+        assert run.steps_done == 4 and state_of(run) == states[4]
+
+
+def test_a_full_disk_costs_a_checkpoint_and_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notices: list[str] = []
+    full = [False]
+    add = shard_files.ShardWriter.add
+
+    def maybe(self: shard_files.ShardWriter, *arguments: object) -> object:
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return add(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shard_files.ShardWriter, "add", maybe)
+    with start(tmp_path, every=1, background=False, notice=notices.append) as run:
+        run.load(inputs())
+        for step in range(4):
+            full[0] = step in (1, 2)
+            run.step()
+        full[0] = True
+        with pytest.raises(UserError, match="No space left on device"):
+            run.save(tmp_path / "alone")
+        run.step({2: inputs(1)[2]})  # no harm done
+    assert [step for step, _ in checkpoints(tmp_path)] == [1, 4]
+    assert len(notices) == 3 and "No space left on device" in notices[0]
+    assert sorted(path.name for path in tmp_path.glob(".*")) == [".lock"]
+
+
+def test_a_folder_without_manifest_is_named_and_does_not_block(tmp_path: Path) -> None:
+    (tmp_path / "step-000000000002").mkdir()
+    (tmp_path / "step-000000000002" / "m0.bin").write_bytes(b"half")
+    notices: list[str] = []
+    with start(tmp_path, every=1, notice=notices.append) as run:
+        run.load(inputs())
+        for _ in range(3):
+            run.step()
+    assert [step for step, _ in checkpoints(tmp_path)] == [1, 2, 3]
+    assert notices == [
+        f"'{tmp_path}/step-000000000002' has no manifest: it is no checkpoint, and left out"
+    ]
+    [aside] = tmp_path.glob("incomplete-*")
+    assert (aside / "m0.bin").read_bytes() == b"half"
+
+
+# ---- stopping ----
+
+
+def test_a_limit_of_time_saves_and_has_an_exit_code_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ("run", str(MODULE), "--quick-compile", "--steps", "100000", "--max-seconds", "0.001")
+    assert main([*run, "--checkpoint-dir", str(tmp_path), "--checkpoint-every", "100000"]) == 4
+    captured = capsys.readouterr()
+    assert (
+        "note: stopped after 0 of 100000 steps (0.001 s are over); its state is saved"
+        in captured.err
+    )
+    [(step, _)] = checkpoints(tmp_path)
+    assert step == len(steps_of(captured.out))
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_lets_the_step_end_and_saves(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    code: int,
+) -> None:
+    step = Run.step
+
+    def signalled(self: Run, *arguments: object, **keywords: object) -> Outputs:
+        if self.steps_done == 2:
+            os.kill(os.getpid(), signal.Signals[name])
+        return step(self, *arguments, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Run, "step", signalled)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    run = ("run", str(MODULE), "--quick-compile", "--steps", "9", "--checkpoint-dir", str(tmp_path))
+    assert main([*run, "--checkpoint-every", "9"]) == code
+    captured = capsys.readouterr()
+    assert sorted(steps_of(captured.out)) == [0, 1, 2]
+    assert f"stopped after 3 of 9 steps ({name}); its state is saved" in captured.err
+    assert [step for step, _ in checkpoints(tmp_path)] == [3]
+    assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+
+
+def test_a_second_interruption_ends_the_run_at_once() -> None:
+    stopping = Stopping(None)
+    with stopping.listening():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopping.asked() and stopping.exit_code == 130
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+
+def test_an_older_checkpoint_can_be_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ("run", str(MODULE), "--quick-compile", "--steps", "4")
+    assert main([*run, "--checkpoint-dir", str(tmp_path / "a"), "--keep-checkpoints", "9"]) == 0
+    whole = steps_of(capsys.readouterr().out)
+    source = ("--resume-from", str(tmp_path / "a" / "step-000000000002"))
+    assert main([*run, *source, "--checkpoint-dir", str(tmp_path / "b")]) == 0
+    assert steps_of(capsys.readouterr().out) == {step: whole[step] for step in (2, 3)}
+    assert main([*run, *source, "--resume", "--checkpoint-dir", str(tmp_path / "b")]) == 1
+    assert "leave one of them out" in capsys.readouterr().err
+
+
+assert sys.modules[__name__].batches is batches  # `--data` imports this module by its name
