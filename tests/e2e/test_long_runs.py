@@ -79,7 +79,7 @@ def test_rows_are_those_of_the_files(tmp_path: Path) -> None:
     from shardopt.tools.run.data import open_data
 
     rows = write_rows(tmp_path / "rows", (10, 25, 18))
-    feed = open_data(str(tmp_path / "rows"), example())
+    feed = open_data(str(tmp_path / "rows"), example(), inputs())
     for step in (0, 1, 2, 5, 3):
         first = step % 3 * 16
         np.testing.assert_array_equal(feed(step)[2], rows[first : first + 16])

@@ -198,7 +198,7 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Metrics) ->
     inputs = random_inputs(program, args.seed)
     if args.inputs is not None:
         read_inputs(args.inputs, inputs)
-    feed: Feed = (lambda step: {}) if args.data is None else open_data(args.data, program)
+    feed: Feed = (lambda step: {}) if args.data is None else open_data(args.data, program, inputs)
     options: dict[str, Any] = {
         "platform": args.platform,
         "share_gpus": args.share_gpus,

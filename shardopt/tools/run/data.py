@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 Feed = Callable[[int], Mapping[int, "np.ndarray"]]
 
 
-def open_data(source: str, program: Program) -> Feed:
-    """`module:function`, or a file or folder of .npz. Raises UserError."""
+def open_data(source: str, program: Program, inputs: Sequence[np.ndarray]) -> Feed:
+    """`module:function`, or a file or folder of .npz; `inputs` are arrays of the arguments' types.
+    Raises UserError."""
     module, colon, function = source.partition(":")
     if colon and not Path(source).exists():
-        return IteratorFeed(source, _function(module, function), program)
+        return IteratorFeed(source, _function(module, function), program, inputs)
     path = Path(source)
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not files:
         raise UserError(f"folder '{source}' has no .npz files")
-    return RowsFeed(files, program)
+    return RowsFeed(files, program, inputs)
 
 
 class IteratorFeed:
@@ -45,9 +46,14 @@ class IteratorFeed:
     names of arguments, or `in<k>`, to arrays."""
 
     def __init__(
-        self, source: str, function: Callable[[int], Iterator[Any]], program: Program
+        self,
+        source: str,
+        function: Callable[[int], Iterator[Any]],
+        program: Program,
+        inputs: Sequence[np.ndarray],
     ) -> None:
-        self._source, self._function, self._program = source, function, program
+        self._source, self._function = source, function
+        self._program, self._inputs = program, inputs
         self._next = -1
         self._batches: Iterator[Any] = iter(())
 
@@ -66,15 +72,17 @@ class IteratorFeed:
             )
         numbers = argument_numbers([str(name) for name in batch], self._program, self._source)
         arrays = zip(numbers, batch.values(), strict=True)
-        return {number: _fitting(array, number, self._program) for number, array in arrays}
+        return {number: _fitting(array, self._inputs[number]) for number, array in arrays}
 
 
 class RowsFeed:
     """Rows of .npz files, file after file, cut into batches as long as the arguments; from the
     beginning again when no whole batch is left."""
 
-    def __init__(self, files: Sequence[Path], program: Program) -> None:
-        self._files, self._program = files, program
+    def __init__(
+        self, files: Sequence[Path], program: Program, inputs: Sequence[np.ndarray]
+    ) -> None:
+        self._files, self._inputs = files, inputs
         lengths = [_rows(file) for file in files]
         names = list(lengths[0])
         for file, rows in zip(files, lengths, strict=True):
@@ -113,7 +121,7 @@ class RowsFeed:
                 parts[number].append(arrays[name][row - begin : end - begin])
             row = end
         return {
-            number: _fitting(np.concatenate(pieces), number, self._program)
+            number: _fitting(np.concatenate(pieces), self._inputs[number])
             for number, pieces in parts.items()
         }
 
@@ -190,9 +198,7 @@ def _extent(program: Program, number: int) -> int:
     return shape[0]
 
 
-def _fitting(array: Any, number: int, program: Program) -> np.ndarray:
+def _fitting(array: Any, like: np.ndarray) -> np.ndarray:
     import numpy as np
 
-    from shardopt.dialect.dtypes import numpy_dtype
-
-    return as_dtype(np.asarray(array), numpy_dtype(program.arguments[number].value.spec.dtype))
+    return as_dtype(np.asarray(array), like.dtype)
