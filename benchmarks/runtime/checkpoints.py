@@ -6,7 +6,11 @@
 The state is four square weights of float32 and their momentum, on two meshes of two devices; the
 other plan is one mesh of four. `plain` writes as many bytes to one file, and reads them, with an
 fsync as checkpoints have; its seconds are the least that the disk takes. Reading is from the
-system's cache in both cases. Seconds are medians."""
+system's cache in both cases. Seconds are medians.
+
+The second table is about steps: alone, the one at whose end a checkpoint in the background is
+begun, and those that run while it is written; the share is what a checkpoint adds to all steps
+together, in steps."""
 
 from __future__ import annotations
 
@@ -26,8 +30,10 @@ from shardopt.runtime.driver import open_run
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.run import Run
 from shardopt.runtime.state.initializers import normal
+from shardopt.runtime.state.periodic import CheckpointOptions
 
 _BLOCK = 1 << 20
+_STEPS = 12  # enough that a checkpoint is written before the next is begun
 
 
 def main() -> None:
@@ -67,11 +73,34 @@ def _measure(args: argparse.Namespace, folder: Path) -> None:
     )
     for name, seconds in rows.items():
         table.add_row(name, f"{seconds:.3f}", f"{bytes_ / 2**20 / seconds:.0f}")
-    Console(width=120).print(table)
+    Console(width=120).print(table, _steps_table(args, folder / "beside"))
 
 
-def _start(program: Program, backend: str) -> Run:
-    return open_run(program, backend, quick_compile=True)
+def _steps_table(args: argparse.Namespace, folder: Path) -> Table:
+    options = CheckpointOptions(folder, every=_STEPS, keep=1)
+    with _start(mlp(args.width, stages=2, devices=2), args.backend, options) as run:
+        _make(run)
+        run.step()
+        alone = [_seconds(1, lambda number: run.step()) for _ in range(_STEPS - 2)]
+        beginning, beside = [], []
+        for _ in range(args.repeat):
+            beginning.append(_seconds(1, lambda number: run.step()))
+            beside.append([_seconds(1, lambda number: run.step()) for _ in range(_STEPS - 1)])
+    step = median(alone)
+    added = median(
+        first - step + sum(each - step for each in others)
+        for first, others in zip(beginning, beside, strict=True)
+    )
+    table = Table("", "seconds", box=None, title=f"steps, a checkpoint after each {_STEPS}")
+    table.add_row("step alone", f"{step:.3f}")
+    table.add_row("step with the beginning of a checkpoint", f"{median(beginning):.3f}")
+    table.add_row("step after that", f"{median(others[0] for others in beside):.3f}")
+    table.add_row("added by a checkpoint, in all", f"{added:.3f} ({added / step:.2f} steps)")
+    return table
+
+
+def _start(program: Program, backend: str, checkpoints: CheckpointOptions | None = None) -> Run:
+    return open_run(program, backend, quick_compile=True, checkpoints=checkpoints)
 
 
 def _make(run: Run) -> None:
