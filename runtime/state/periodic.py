@@ -67,7 +67,6 @@ class PeriodicCheckpoints:
         for path in self._folder.incomplete():
             options.notice(f"'{path}' has no manifest: it is no checkpoint, and left out")
         self._begun = False
-        self._last_begun = -1
         # Steps done, and where the workers write.
         self._writing: tuple[int, Path] | None = None
 
@@ -93,9 +92,12 @@ class PeriodicCheckpoints:
     def write(self, steps_done: int, state: SavedState) -> None:
         """A checkpoint of now, unless there is one; it is there afterwards. Raises UserError,
         MeshError."""
-        if self._last_begun != steps_done:
-            self._begin(steps_done, state)
+        self.before_step(steps_done)
         self.settle(state)
+        # A run that has resumed from it and done nothing since has it, too.
+        if all(step != steps_done for step, _ in checkpoints(self._options.folder)):
+            self._begin(steps_done, state)
+            self.settle(state)
 
     def settle(self, state: SavedState) -> None:
         """Wait for what is being written. Raises UserError, MeshError."""
@@ -109,7 +111,6 @@ class PeriodicCheckpoints:
 
     def _begin(self, steps_done: int, state: SavedState) -> None:
         self.settle(state)
-        self._last_begun = steps_done
         try:
             writing = self._folder.begin()
         except NotWritten as error:

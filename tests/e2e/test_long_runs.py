@@ -225,7 +225,6 @@ def test_state_that_is_not_finite_becomes_no_checkpoint(tmp_path: Path) -> None:
         run.load(inputs())
         run.step()
         run.step({3: np.full((16, 4), np.nan, np.float32)})
-        run.save_checkpoint()
     assert [step for step, _ in checkpoints(tmp_path)] == [1]
     assert len(notices) == 1 and "step 2: 'w" in notices[0] and "not finite" in notices[0]
 
@@ -317,6 +316,9 @@ def test_a_limit_of_time_saves_and_has_an_exit_code_of_its_own(
     )
     [(step, _)] = checkpoints(tmp_path)
     assert step == len(steps_of(captured.out))
+    assert main([*run, "--checkpoint-dir", str(tmp_path), "--resume"]) == 4
+    assert f"stopped after {step} of" in capsys.readouterr().err
+    assert [step for step, _ in checkpoints(tmp_path)] == [step]
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])

@@ -72,6 +72,14 @@ def checkpoint_options(args: argparse.Namespace) -> CheckpointOptions | None:
     )
 
 
+def has_checkpoint(args: argparse.Namespace, step: int) -> bool:
+    """Whether the state after so many steps is on the disk."""
+    from shardopt.runtime.state.checkpoint_folder import checkpoints
+
+    folder = args.checkpoint_dir
+    return folder is not None and any(each == step for each, _ in checkpoints(folder))
+
+
 def tell_restart(error: MeshError, step: int) -> None:
     print(f"warning: {error}", file=sys.stderr)
     print(f"note: starting again from step {step}", file=sys.stderr)

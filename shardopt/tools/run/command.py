@@ -22,6 +22,7 @@ from shardopt.tools.run.check import check
 from shardopt.tools.run.checkpoints import (
     add_checkpoints,
     checkpoint_options,
+    has_checkpoint,
     tell_left_out,
     tell_restart,
     tell_resumed,
@@ -178,7 +179,7 @@ def _run(args: argparse.Namespace) -> int:
         return stopping.exit_code
     if done == args.steps:
         return EXIT_OK
-    stopping.tell(done, args.steps, saved=args.checkpoint_dir is not None)
+    stopping.tell(done, args.steps, saved=has_checkpoint(args, done))
     return stopping.exit_code
 
 
