@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 
 import numpy as np
@@ -23,6 +23,9 @@ from shardopt.support.errors import UserError
 # its axes, slowest first.
 MESH_NAME = "mesh"
 AXIS_NAMES = ("x", "y", "z", "u")
+
+Dims = tuple[tuple[str, ...], ...]
+Axes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,23 @@ class Mesh:
         return f"{self.name}[{', '.join(f'{n}={s}' for n, s in self.axes)}]"
 
 
+# What a planner asks for again and again: a few shardings of a few shapes.
+@cache
+def _tile_counts(dims: Dims, axes: Axes) -> tuple[int, ...]:
+    """`Sharding.tile_counts` of these dimensions."""
+    sizes = dict(axes)
+    return tuple(prod(sizes[axis] for axis in dim) for dim in dims)
+
+
+@cache
+def _local_elements(dims: Dims, axes: Axes, shape: tuple[int, ...]) -> int:
+    """`Sharding.local_elements` of these dimensions."""
+    return prod(
+        tile_extent(extent, tiles)
+        for extent, tiles in zip(shape, _tile_counts(dims, axes), strict=True)
+    )
+
+
 @dataclass(frozen=True)
 class Sharding:
     """Axis form of a sharding: `dims[d]` are the mesh axes that split dimension d, major to minor.
@@ -106,7 +126,7 @@ class Sharding:
 
     def tile_counts(self, mesh: Mesh) -> tuple[int, ...]:
         """Number of tiles along each dimension."""
-        return tuple(prod(mesh.axis_size(axis) for axis in dim) for dim in self.dims)
+        return _tile_counts(self.dims, mesh.axes)
 
     def is_even(self, mesh: Mesh, shape: tuple[int, ...]) -> bool:
         """Whether all tiles are equal and full, as `jax` demands of arguments and results."""
@@ -151,7 +171,7 @@ class Sharding:
 
     def local_elements(self, mesh: Mesh, shape: tuple[int, ...]) -> int:
         """Elements of every device's buffer, padding included."""
-        return prod(self.local_shape(mesh, shape))
+        return _local_elements(self.dims, mesh.axes, shape)
 
     def tile_numbers(self, mesh: Mesh) -> np.ndarray:
         """Which tile of each dimension a device holds: int64 `[devices, rank]`, in the order of

@@ -187,9 +187,13 @@ def _core(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _distinct_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The first of each group of equal rows, in order, and the group of each row."""
-    groups: dict[bytes, int] = {}
-    row = [groups.setdefault(line.tobytes(), len(groups)) for line in np.ascontiguousarray(table)]
-    return np.unique(row, return_index=True)[1], np.array(row)
+    data, first = table.tobytes(), dict[bytes, int]()
+    width = table.shape[1] * table.itemsize
+    lines = [data[start : start + width] for start in range(0, len(data), width)]
+    for number, line in enumerate(lines):
+        first.setdefault(line, number)
+    group = {line: number for number, line in enumerate(first)}
+    return np.array(list(first.values())), np.array([group[line] for line in lines])
 
 
 def _regret(table: np.ndarray) -> np.ndarray:

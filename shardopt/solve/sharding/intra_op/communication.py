@@ -12,7 +12,7 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.sharding.intra_op.overlap import beside_computing, in_pieces_share
 from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps
-from shardopt.solve.sharding.strategies.costs import communication_seconds, written_seconds
+from shardopt.solve.sharding.strategies.costs import CommunicationCosts, written_seconds
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ def find_communication(
     for each in find_reshards(sharded, cluster, fused):
         reshards.setdefault(each.op, []).append(each)
     communication: list[Communication] = []
-    owner = cluster.group_of(sharded.mesh)
+    owner, links = cluster.group_of(sharded.mesh), CommunicationCosts(cluster, sharded.mesh)
     share = owner.overlap_share
     late = beside_computing(sharded.graph)[1] if share else frozenset()
     for index, strategy in sharded.strategies.items():
         op = sharded.graph.ops[index]
         communication += reshards.get(index, ())
         for step in strategy.collectives:
-            seconds = communication_seconds(cluster, sharded.mesh, (step,))
+            seconds = links.seconds((step,))
             reduces = step.kind != PERMUTE
             ends_late = share if reduces and index in late else 0.0
             beside = max(ends_late, in_pieces_share(owner, op, step))
@@ -82,8 +82,9 @@ class _Reshards:
     """Collectives so far, and who can share them."""
 
     def __init__(self, sharded: ShardedOps, cluster: Cluster, fused: Set[int]) -> None:
-        self.sharded, self.cluster, self.fused = sharded, cluster, fused
+        self.sharded, self.fused = sharded, fused
         self.owner = cluster.group_of(sharded.mesh)
+        self.links = CommunicationCosts(cluster, sharded.mesh)
         self.producers = sharded.graph.producers()
         share = self.owner.overlap_share
         self.is_ready = beside_computing(sharded.graph)[0] if share else _never
@@ -117,7 +118,7 @@ class _Reshards:
             self.moves[last] = replace(self.moves[last], seconds=seconds)
 
     def _move(self, index: int, tensor: int, step: Step, extra: float) -> Communication:
-        seconds = communication_seconds(self.cluster, self.sharded.mesh, (step,)) + extra
+        seconds = self.links.seconds((step,)) + extra
         trips = self.sharded.graph.trips_of(index, tensor, self.producers[tensor])
         ready = self.owner.overlap_share * self.is_ready(index, tensor)
         beside = max(ready, in_pieces_share(self.owner, self.sharded.graph.ops[index], step))

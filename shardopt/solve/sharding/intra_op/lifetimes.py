@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -164,8 +165,19 @@ class Lifetimes:
         return (min(inside), max(inside) + 1) if inside else (0, 0)
 
     def all(self) -> tuple[Lifetime, ...]:
-        """Inputs first, then results as they are made, then what is held for further
-        microbatches."""
+        """Those of one microbatch in flight, then what is held for further ones."""
+        return (*self.of_one(), *self.of_further())
+
+    def of_one(self) -> tuple[Lifetime, ...]:
+        """With one microbatch in flight: inputs first, then results as they are made."""
+        return (*self._by_name(list(self._in_place(self._held))), *self._second_buffers())
+
+    def of_further(self) -> tuple[Lifetime, ...]:
+        """What is held for further microbatches."""
+        return tuple(self._in_flight(self._held))
+
+    @cached_property
+    def _held(self) -> list[Lifetime]:
         spans = {tensor: self._of_input(tensor) for tensor in self.inputs}
         for position, op in enumerate(self.order):
             spans.update(
@@ -183,13 +195,11 @@ class Lifetimes:
         # Zeros that an accumulator begins with are somebody's memory, although a constant alone
         # would be fused.
         free = self.free - {root for tensor, root in roots.items() if root != tensor}
-        held = [
+        return [
             Lifetime(tensor, *span)
             for tensor, span in spans.items()
             if tensor not in free and (roots[tensor] == tensor or roots[tensor] not in spans)
         ]
-        in_place = list(self._in_place(held))
-        return (*self._by_name(in_place), *self._second_buffers(), *self._in_flight(held))
 
     def _root(self, tensor: int) -> int:
         seen = {tensor}
@@ -229,6 +239,7 @@ class Lifetimes:
     def _in_place(self, lives: list[Lifetime]) -> Iterator[Lifetime]:
         """Results that are written over an operand begin behind the operation."""
         held_anyway = {*self.inputs, *self.aliases.values()}
+        kept = held_anyway | self.outputs
         dying: dict[int, set[int]] = {}
         for live in lives:
             last = max(
@@ -237,7 +248,7 @@ class Lifetimes:
             )
             # What is held for longer (outputs, arguments of a fragment, outside a loop) is nobody's
             # to write over.
-            if live.tensor not in held_anyway | self.outputs and live.stop == last + 1:
+            if live.tensor not in kept and live.stop == last + 1:
                 dying.setdefault(last, set()).add(live.tensor)
         for live in lives:
             made_here = (

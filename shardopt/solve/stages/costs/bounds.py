@@ -140,10 +140,8 @@ def kept_bytes(part: StagePart) -> tuple[int, int]:
     aliases = {b: a for a, b in part.tied}
     order, inputs = execution.order, graph.inputs
     # What a second microbatch in flight adds is what the forward keeps for the backward.
-    one, two = (
-        Lifetimes(graph, execution, order, inputs, aliases, part.residency(n)).all() for n in (1, 2)
-    )
-    kept = {live.tensor for live in two[len(one) :]}
+    lives = Lifetimes(graph, execution, order, inputs, aliases, part.residency(2))
+    kept = {live.tensor for live in lives.of_further()}
     made, entering = kept - part.sent - part.arrivals.keys(), kept & part.arrivals.keys()
     return tuple(
         sum(graph.tensors[tensor].size_bytes for tensor in some) for some in (made, entering)

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from shardopt.graph.op_graph import Tensor
 from shardopt.solve.sharding.intra_op.lifetimes import Lifetime, Lifetimes
 from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
 from shardopt.solve.stages.costs.classes import (
@@ -21,6 +22,25 @@ from shardopt.solve.stages.costs.classes import (
     single_classes,
 )
 from shardopt.solve.stages.costs.stage_part import StagePart
+
+# More results than an operation has: loops carry hundreds of values.
+_MOST_RESULTS = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Lifetimes, and as int64 arrays `[n]` of these: the node that decides about each tensor,
+    `place` of the tensor among its results, or its operands behind those, the tensor's type as a
+    number, and the positions [start, stop). `handed_on` are those whose positions depend on
+    shardings."""
+
+    lives: tuple[Lifetime, ...]
+    handed_on: tuple[int, ...]
+    node: np.ndarray
+    place: np.ndarray
+    kind: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +99,41 @@ class PartFacts:
     @cached_property
     def lifetimes(self) -> tuple[Lifetime, ...]:
         """With one microbatch in flight."""
-        return self._lifetimes(1)
+        return self._lifetimes.of_one()
+
+    @cached_property
+    def held(self) -> Held:
+        """`lifetimes` as arrays."""
+        return self._held(self.lifetimes)
+
+    @cached_property
+    def held_further(self) -> Held:
+        """`further` as arrays."""
+        return self._held(self.further)
+
+    def _held(self, lives: tuple[Lifetime, ...]) -> Held:
+        tensors, number = self.part.graph.tensors, dict[Tensor, int]()
+        rows = []
+        for live in lives:
+            # Operands count behind all results.
+            node, place = self.place[live.tensor]
+            if live.tensor in self.first_readers:
+                node, operand = self.first_readers[live.tensor]
+                place = _MOST_RESULTS + operand
+            kind = number.setdefault(tensors[live.tensor], len(number))
+            rows.append((node, place, kind, live.start, live.stop))
+        table = np.array(rows, dtype=np.int64).reshape(-1, 5)
+        handed_on = tuple(k for k, live in enumerate(lives) if live.alone is not None)
+        return Held(lives, handed_on, *(np.ascontiguousarray(column) for column in table.T))
 
     @cached_property
     def further(self) -> tuple[Lifetime, ...]:
         """What is held once more for every further microbatch in flight."""
-        return self._lifetimes(2)[len(self.lifetimes) :]
+        return self._lifetimes.of_further()
 
-    def _lifetimes(self, in_flight: int) -> tuple[Lifetime, ...]:
+    @cached_property
+    def _lifetimes(self) -> Lifetimes:
+        """With two microbatches in flight."""
         part, aliases = self.part, dict[int, int]()
         for a, b in part.tied:
             if a != b and a in self.place and b in self.place:
@@ -94,6 +141,4 @@ class PartFacts:
                 # phase.
                 aliases.setdefault(b, a)
         execution, inputs = self.execution, self.singles.inputs
-        return Lifetimes(
-            part.graph, execution, execution.order, inputs, aliases, part.residency(in_flight)
-        ).all()
+        return Lifetimes(part.graph, execution, execution.order, inputs, aliases, part.residency(2))

@@ -24,8 +24,8 @@ from shardopt.solve.sharding.intra_op.overlap import (
 from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps
 from shardopt.solve.sharding.strategies.costs import communication_seconds
 from shardopt.solve.sharding.strategies.strategies import Strategy
-from shardopt.solve.sharding.strategies.tables import StrategyTables
-from shardopt.solve.stages.costs.part_facts import PartFacts
+from shardopt.solve.sharding.strategies.tables import OpStrategies, StrategyTables
+from shardopt.solve.stages.costs.part_facts import Held, PartFacts
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,13 +77,9 @@ class ShardedPart:
 
     def _seconds_of(self, node: int) -> float:
         """Of an operation, without reshardings."""
-        part = self.facts.part
-        if node >= len(part.graph.ops):
+        if node >= len(self.facts.part.graph.ops):
             return 0.0
-        of = self.tables.of(
-            part.graph.ops[node], part.graph.tensors, part.linear[node], part.accesses[node]
-        )
-        return float(of.seconds[self.choice[node]])
+        return float(self._strategies_of(node).seconds[self.choice[node]])
 
     def live_bytes(self, copies: bool, in_flight: int = 1) -> np.ndarray:
         """Bytes that a device holds while each operation runs, with or without the copies of
@@ -91,18 +87,41 @@ class ShardedPart:
         # Differences from position to position, summed up at the end: a span costs two additions,
         # however long it is.
         change = np.zeros(len(self.facts.execution.order) + 1, dtype=np.int64)
-        lives = [(live, 1) for live in self.facts.lifetimes]
-        if in_flight > 1:
-            lives += [(live, in_flight - 1) for live in self.facts.further]
-        spans = [
-            (*live.span(self._sharding_of), count * self.bytes_of(live.tensor))
-            for live, count in lives
-        ]
-        spans += [(copy.start, copy.stop, copy.bytes) for copy in self._copies] if copies else []
-        start, stop, size = np.array(spans, dtype=np.int64).reshape(-1, 3).T
-        np.add.at(change, start, size)
-        np.subtract.at(change, stop, size)
+        held = [(self.facts.held, 1)]
+        held += [(self.facts.held_further, in_flight - 1)] if in_flight > 1 else []
+        spans = [(*self._spans(each), count * self._bytes_held(each)) for each, count in held]
+        if copies:
+            rows = [(copy.start, copy.stop, copy.bytes) for copy in self._copies]
+            start, stop, size = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+            spans.append((start, stop, size))
+        for start, stop, size in spans:
+            np.add.at(change, start, size)
+            np.subtract.at(change, stop, size)
         return np.cumsum(change[:-1])
+
+    def further_bytes(self) -> int:
+        """Bytes of a device that are held once more for every further microbatch in flight."""
+        held = self.facts.held_further
+        counts = np.array([live.count for live in held.lives], dtype=np.int64)
+        return int(counts @ self._bytes_held(held))
+
+    def _spans(self, held: Held) -> tuple[np.ndarray, np.ndarray]:
+        """The positions [start, stop) of every lifetime."""
+        start, stop = held.start, held.stop
+        if held.handed_on:
+            start, stop = start.copy(), stop.copy()
+        for number in held.handed_on:
+            start[number], stop[number] = held.lives[number].span(self._sharding_of)
+        return start, stop
+
+    def _bytes_held(self, held: Held) -> np.ndarray:
+        """Bytes of a device of the tensor of every lifetime. Nodes of a pair shard equal tensors
+        alike, so that one of each is looked at."""
+        rows = np.stack([self._pairs[1][held.node], held.place, held.kind])
+        keys = np.ravel_multi_index(tuple(rows), tuple(rows.max(axis=1, initial=0) + 1))
+        first, row = np.unique(keys, return_index=True, return_inverse=True)[1:]
+        sizes = [self.bytes_of(held.lives[number].tensor) for number in first.tolist()]
+        return np.array(sizes, dtype=np.int64)[row]
 
     def _sharding_of(self, tensor: int) -> Sharding:
         node, k = self.facts.place[tensor]
@@ -134,18 +153,29 @@ class ShardedPart:
     @cached_property
     def _strategies(self) -> tuple[Strategy | Sharding, ...]:
         """Of each pair: the strategy of an operation, or the sharding of an input."""
-        part, inputs = self.facts.part, self.facts.singles.inputs
-        graph, strategies = part.graph, list[Strategy | Sharding]()
+        inputs = self.facts.singles.inputs
+        graph, strategies = self.facts.part.graph, list[Strategy | Sharding]()
         for node in self._pairs[0]:
             if node < len(graph.ops):
-                of = self.tables.of(
-                    graph.ops[node], graph.tensors, part.linear[node], part.accesses[node]
-                )
-                strategies.append(of.strategies[self.choice[node]])
+                strategies.append(self._strategies_of(node).strategies[self.choice[node]])
             else:
                 column = self.tables.choices(graph.tensors[inputs[node - len(graph.ops)]].shape)
                 strategies.append(column.shardings[self.choice[node]])
         return tuple(strategies)
+
+    def _strategies_of(self, op: int) -> OpStrategies:
+        """Operations of a kind have the same."""
+        kind = int(self.facts.kinds[op])
+        if kind not in self._of_kind:
+            part = self.facts.part
+            self._of_kind[kind] = self.tables.of(
+                part.graph.ops[op], part.graph.tensors, part.linear[op], part.accesses[op]
+            )
+        return self._of_kind[kind]
+
+    @cached_property
+    def _of_kind(self) -> dict[int, OpStrategies]:
+        return {}
 
     def _strategy(self, op: int) -> Strategy:
         strategy = self._strategies[self._pair_of[op]]

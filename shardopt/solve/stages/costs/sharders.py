@@ -102,8 +102,7 @@ def sharding_of(facts: PartFacts, tables: StrategyTables, choice: tuple[int, ...
 def memory_of(facts: PartFacts, tables: StrategyTables, sharding: PartSharding) -> Memory:
     """What a device of the mesh of `tables` holds of a part that is sharded so."""
     sharded = ShardedPart(facts, tables, sharding.choice)
-    each = sum(live.count * sharded.bytes_of(live.tensor) for live in facts.further)
-    return split_peak(facts, sharded.live_bytes(copies=True), 1, each)
+    return split_peak(facts, sharded.live_bytes(copies=True), 1, sharded.further_bytes())
 
 
 def split_peak(facts: PartFacts, live_bytes: np.ndarray, in_flight: int, each: int) -> Memory:

@@ -10,10 +10,9 @@ model; `key` names the content, and is the same in every process."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from operator import attrgetter
 from typing import NamedTuple
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
@@ -114,18 +113,6 @@ def cut_part(step: StepGraph, start: int, end: int, turn: int | None = None) -> 
 
 
 _IN_LOOP = ("forward", "backward")
-_FIELDS = tuple(f.name for f in fields(Op))
-_VALUES = attrgetter(*_FIELDS)
-_CHANGED = tuple(map(_FIELDS.index, ("operands", "results", "group", "waits")))
-
-
-def _copy_of(op: Op, *changed: tuple[int, ...] | int) -> Op:
-    """With other operands, results, group and waits. As `dataclasses.replace`, which looks at every
-    field of every operation again."""
-    values = list(_VALUES(op))
-    for position, value in zip(_CHANGED, changed, strict=True):
-        values[position] = value
-    return Op(*values)
 
 
 class _Planned(NamedTuple):
@@ -260,8 +247,10 @@ class _Cutter:
                 self._made(group if r in made and r not in shared_by_all else None, r)
                 for r in each.results
             )
-            waits = self._waits(group, each)
-            self.ops.append(_copy_of(each, operands, results, group, waits))
+            waits = self._waits(group, each) if each.waits else ()
+            self.ops.append(
+                each.changed(operands=operands, results=results, group=group, waits=waits)
+            )
             self.source_ops.append(op)
         for first, last in step.graph.loops:
             inner = [place[op] for op in range(first, last) if op in place]
