@@ -122,13 +122,7 @@ class Op:
             tuple(names.get(tensor, tensor) for tensor in each)
             for each in (self.operands, self.waits)
         )
-        return self.changed(operands=operands, waits=waits)
-
-    def changed(self, **fields: object) -> Op:
-        """As `dataclasses.replace`, which looks at every field of every operation again."""
-        copy = object.__new__(Op)
-        copy.__dict__.update(self.__dict__, **fields)
-        return copy
+        return replace(self, operands=operands, waits=waits)
 
     @property
     def scope(self) -> tuple[int, int]:

@@ -135,6 +135,10 @@ class _Scheduler:
         self.members: dict[int, list[int]] = {}
         for op, last in enumerate(self.kernel):
             self.members.setdefault(last, []).append(op)
+        self.results = {
+            kernel: [t for op in members for t in graph.ops[op].results]
+            for kernel, members in self.members.items()
+        }
         self.producers = [self.kernel[op] if op >= 0 else op for op in self.makers]
         self.outputs = set(graph.without_markers.outputs)
         # Outputs are held in the end whatever the order, and most take over the memory of a donated
@@ -157,9 +161,6 @@ class _Scheduler:
         for kernel, tensors in self.waits.items():
             for tensor in tensors:
                 self.waiters.setdefault(tensor, []).append(kernel)
-
-    def results(self, kernel: int) -> list[int]:
-        return [t for op in self.members[kernel] for t in self.graph.ops[op].results]
 
     def kernels(self, ops: Sequence[int]) -> list[int]:
         """Those of a fragment, in the order of their first operations as far as each has what it
@@ -191,7 +192,7 @@ class _Scheduler:
         return order
 
     def _writes(self, kernel: int) -> bool:
-        results = self.results(kernel)
+        results = self.results[kernel]
         return not results or any(result not in self.fused for result in results)
 
     def placed(self, kernels: Sequence[int], ops: Sequence[int]) -> list[int]:
@@ -248,7 +249,7 @@ class _Scheduler:
                 for reader in self.readers[tensor] if left[tensor] == 1 else ():
                     if reader in waiting and not waiting[reader] and reader not in done:
                         heappush(heap, (-self._gain(reader, left), reader))
-            for tensor in self.results(op):
+            for tensor in self.results[op]:
                 for reader in (*self.readers[tensor], *self.waiters.get(tensor, ())):
                     if reader in waiting:
                         waiting[reader] -= 1
@@ -260,7 +261,7 @@ class _Scheduler:
         freed = sum(
             self.memory[t] for t in self.reads.get(op, ()) if left[t] == 1 and self._is_temporary(t)
         )
-        return freed - sum(self.memory[t] for t in self.results(op))
+        return freed - sum(self.memory[t] for t in self.results[op])
 
     def _is_temporary(self, tensor: int) -> bool:
         return self.producers[tensor] >= 0 and tensor not in self.outputs
@@ -271,7 +272,7 @@ class _Scheduler:
         left = {t: len(self.readers[t]) for op in order for t in self.reads.get(op, ())}
         live = peak = 0
         for op in order:
-            live += sum(self.memory[t] for t in self.results(op))
+            live += sum(self.memory[t] for t in self.results[op])
             peak = max(peak, live)
             for tensor in self.reads.get(op, ()):
                 left[tensor] -= 1

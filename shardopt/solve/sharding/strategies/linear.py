@@ -142,19 +142,21 @@ class _Analysis:
         )
 
     def _reads_linearly(self, op: Op, tensor: int) -> bool:
+        modes = self._modes(op)
+        if not modes:
+            return False
         places = {k for k, operand in enumerate(op.operands) if operand == tensor}
-        return any(places <= set(mode) for mode in self._modes(op))
+        return any(places <= set(mode) for mode in modes)
 
     def _modes(self, op: Op) -> list[tuple[int, ...]]:
         """the linear modes whose operands are all unreduced, or zeros that the operation can make
         for itself."""
+        modes, operands, unreduced = self.modes[id(op)], op.operands, self.unreduced
         return [
             mode
-            for mode in self.modes[id(op)]
-            if all(
-                op.operands[k] in self.unreduced or self._makes_zero(op, op.operands[k])
-                for k in mode
-            )
+            for mode in modes
+            # A list: asked for every value again and again, and mostly of one.
+            if all([operands[k] in unreduced or self._makes_zero(op, operands[k]) for k in mode])
         ]
 
     def _makes_zero(self, op: Op, tensor: int) -> bool:

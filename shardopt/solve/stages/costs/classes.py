@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from shardopt.graph.op_graph import FactorRule, OpGraph
+from shardopt.graph.op_graph import FactorRule, OpGraph, Tensor
 from shardopt.solve.assignment.search.symmetry import mixed, numbered
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses
 from shardopt.solve.sharding.strategies.linear import Linear
@@ -129,10 +129,14 @@ def find_classes(
     part: StagePart, view: PartView | None = None, most: int = MOST_CLASSES
 ) -> Classes:
     """The classes of a part, at most `most`, as far as operations of different kinds allow."""
-    classes = single_classes(part, view)
-    kinds = node_kinds(part, classes.view, classes.inputs)
-    ties = _ties(part, places(part.graph, classes.inputs))
-    return replace(classes, of_node=_refine(kinds, classes.reads, ties, most))
+    singles = single_classes(part, view)
+    return merged_classes(singles, node_kinds(part, singles.view, singles.inputs), most)
+
+
+def merged_classes(singles: Classes, kinds: np.ndarray, most: int = MOST_CLASSES) -> Classes:
+    """The same of a part with each node as a class of its own, and the kinds of its nodes."""
+    ties = _ties(singles.part, places(singles.part.graph, singles.inputs))
+    return replace(singles, of_node=_refine(kinds, singles.reads, ties, most))
 
 
 def single_classes(part: StagePart, view: PartView | None = None) -> Classes:
@@ -153,8 +157,10 @@ def _reads(graph: OpGraph, place: dict[int, tuple[int, int]], view: PartView) ->
     for node, op in enumerate(graph.ops):
         for position, tensor in enumerate(op.operands):
             if tensor not in view.free:
-                trips = graph.trips_of(node, tensor, producers[tensor])
-                times = op.repeat // (op.trips or 1) * trips
+                times = op.repeat
+                if op.trips != 1:
+                    trips = graph.trips_of(node, tensor, producers[tensor])
+                    times = op.repeat // (op.trips or 1) * trips
                 readers = sharing[tensor, op.scope] if view.divided else 1
                 rows.append((*place[tensor], node, position, times, readers))
     table = np.array(rows, dtype=np.int64).reshape(-1, 6)
@@ -174,17 +180,19 @@ def node_kinds(part: StagePart, view: PartView, inputs: Sequence[int]) -> np.nda
         id(op.rule): rules.setdefault(op.rule, len(rules))
         for op in {id(op.rule): op for op in graph.ops}.values()
     }
+    types = dict[Tensor, int]()
+    of_tensor = [types.setdefault(tensor, len(types)) for tensor in graph.tensors]
     kinds = []
     for node, (op, *each) in enumerate(zip(graph.ops, view.linear, view.accesses, strict=True)):
         # x * x and x * y have different strategies: an operand used twice is resharded once.
-        first_uses = tuple(op.operands.index(tensor) for tensor in op.operands)
-        tensors = tuple(graph.tensors[tensor] for tensor in (*op.operands, *op.results))
+        first_uses = tuple(map(op.operands.index, op.operands))
+        tensors = tuple([of_tensor[tensor] for tensor in (*op.operands, *op.results)])
         plain = (
             op.name,
             of_rule[id(op.rule)],
             op.reducer,
             op.flops,
-            op.weighted_flops,
+            op.transcendentals,
             op.repeat,
             op.trips,
             op.zero,
@@ -193,7 +201,7 @@ def node_kinds(part: StagePart, view: PartView, inputs: Sequence[int]) -> np.nda
         key = (plain, op.group, first_uses, *each, tensors, node in view.unpaid)
         kinds.append(number.setdefault(key, len(number)))
     for node, tensor in enumerate(inputs, start=len(graph.ops)):
-        key = (graph.tensors[tensor], tensor in part.arrivals, node in view.unpaid)
+        key = (of_tensor[tensor], tensor in part.arrivals, node in view.unpaid)
         kinds.append(number.setdefault(key, len(number)))
     return np.array(kinds, dtype=np.int64)
 

@@ -16,7 +16,7 @@ from shardopt.solve.sharding.intra_op.lifetimes import Lifetime, Lifetimes
 from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
 from shardopt.solve.stages.costs.classes import (
     Classes,
-    find_classes,
+    merged_classes,
     node_kinds,
     places,
     single_classes,
@@ -51,7 +51,7 @@ class PartFacts:
 
     @cached_property
     def classes(self) -> Classes:
-        return find_classes(self.part)
+        return merged_classes(self.singles, self.kinds)
 
     @cached_property
     def singles(self) -> Classes:

@@ -10,9 +10,10 @@ model; `key` names the content, and is the same in every process."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
+from operator import attrgetter
 from typing import NamedTuple
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
@@ -67,18 +68,20 @@ class StagePart:
 
     @cached_property
     def fusion(self) -> Fusion:
-        return find_kernels(self.graph, find_cheap_to_clone(self.graph), self.fusing)
+        return find_kernels(self.graph, self._cheap_to_clone, self.fusing)
 
     @cached_property
     def execution(self) -> ExecutionOrder:
-        return execution_of(self.graph, find_cheap_to_clone(self.graph), self.fusion)
+        return execution_of(self.graph, self._cheap_to_clone, self.fusion)
 
     @cached_property
     def free(self) -> frozenset[int]:
         """Tensors that each reader gets in the sharding that it wants."""
-        return find_cheap_to_clone(self.graph).difference(
-            tensor for pair in self.tied for tensor in pair
-        )
+        return self._cheap_to_clone.difference(tensor for pair in self.tied for tensor in pair)
+
+    @cached_property
+    def _cheap_to_clone(self) -> frozenset[int]:
+        return find_cheap_to_clone(self.graph)
 
     @cached_property
     def key(self) -> str:
@@ -113,6 +116,18 @@ def cut_part(step: StepGraph, start: int, end: int, turn: int | None = None) -> 
 
 
 _IN_LOOP = ("forward", "backward")
+_FIELDS = tuple(f.name for f in fields(Op))
+_VALUES = attrgetter(*_FIELDS)
+_CHANGED = tuple(map(_FIELDS.index, ("operands", "results", "group", "waits")))
+
+
+def _copy_of(op: Op, *changed: tuple[int, ...] | int) -> Op:
+    """With other operands, results, group and waits. As `dataclasses.replace`, which looks at every
+    field of every operation again."""
+    values = list(_VALUES(op))
+    for position, value in zip(_CHANGED, changed, strict=True):
+        values[position] = value
+    return Op(*values)
 
 
 class _Planned(NamedTuple):
@@ -248,9 +263,7 @@ class _Cutter:
                 for r in each.results
             )
             waits = self._waits(group, each) if each.waits else ()
-            self.ops.append(
-                each.changed(operands=operands, results=results, group=group, waits=waits)
-            )
+            self.ops.append(_copy_of(each, operands, results, group, waits))
             self.source_ops.append(op)
         for first, last in step.graph.loops:
             inner = [place[op] for op in range(first, last) if op in place]
