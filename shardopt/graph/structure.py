@@ -18,7 +18,7 @@ from functools import cached_property
 from hashlib import sha256
 from operator import attrgetter
 
-from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.graph.op_graph import Op, OpGraph, Tensor
 
 _ELSEWHERE = ("operands", "results", "rule", "group", "block", "waits")
 # Whatever else is known about an operation is part of its kind.
@@ -81,17 +81,17 @@ def structure_of(graph: OpGraph, ops: Iterable[int] | None = None) -> Structure:
     ]
     spans = sorted((min(places), max(places)) for places in loops if places)
     carried = sorted(numbers[tensor] for tensor in graph.carried if tensor in numbers)
-    digest = sha256()
-    for part in (
+    types = dict[Tensor, str]()
+    parts = (
         *kinds.seen,
         *rows,
-        *(_type(graph, tensor) for tensor in tensors),
+        *(_type(graph.tensors[tensor], types) for tensor in tensors),
         *map(sorted, ends),
         spans,
         carried,
-    ):
-        digest.update(f"{part}\n".encode())
-    return Structure(digest.digest(), tensors, order)
+    )
+    text = "".join([f"{part}\n" for part in parts])
+    return Structure(sha256(text.encode()).digest(), tensors, order)
 
 
 def _canonical(graph: OpGraph, chosen: Sequence[int]) -> tuple[int, ...]:
@@ -193,6 +193,9 @@ def _rule(op: Op) -> str:
     return f"{rule.sizes}{rule.operands}{rule.results}{[sorted(factors) for factors in sets]}"
 
 
-def _type(graph: OpGraph, tensor: int) -> str:
-    value = graph.tensors[tensor]
-    return f"{value.shape}{value.dtype}"
+def _type(tensor: Tensor, types: dict[Tensor, str]) -> str:
+    """Few types stand in a graph, each of many tensors."""
+    text = types.get(tensor)
+    if text is None:
+        text = types[tensor] = f"{tensor.shape}{tensor.dtype}"
+    return text

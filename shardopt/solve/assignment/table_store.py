@@ -148,7 +148,8 @@ class TableStore:
     ) -> tuple[np.ndarray, np.ndarray]:
         # The minimised axis is last: numpy reduces contiguous rows several times faster.
         total = (left + middle)[:, None, :] + np.ascontiguousarray(right.T)[None, :, :]
-        return self.intern(total.min(axis=2)), total.argmin(axis=2)
+        # Kept as long as the table, and no node has billions of strategies.
+        return self.intern(total.min(axis=2)), total.argmin(axis=2).astype(np.int32)
 
     def _remember(
         self, operation: str, arrays: tuple[np.ndarray, ...], compute: Callable[[], _T]

@@ -129,8 +129,13 @@ class StepGraph:
 
     def is_shared(self, tensor: int) -> bool:
         """Whether every reader of the tensor makes a copy of it."""
-        producer = self.producers[tensor]
-        return producer >= 0 and self.op_layer[producer] == SHARED
+        return tensor in self.shared
+
+    @cached_property
+    def shared(self) -> frozenset[int]:
+        """The tensors of which every reader makes a copy."""
+        pairs = zip(self.graph.ops, self.op_layer, strict=True)
+        return frozenset(result for op, layer in pairs if layer == SHARED for result in op.results)
 
     def in_body(self, op: int) -> bool:
         return self.loop[0] <= op < self.loop[1]

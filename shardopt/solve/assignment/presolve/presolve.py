@@ -275,7 +275,10 @@ def _drop_dominated(graph: FactorGraph) -> None:
         segments = graph.memory.segments[node] if graph.memory is not None else {}
         if len(graph.costs[node]) ** 2 * (len(tables) + len(segments) + 1) > _MAX_DOMINANCE_WORK:
             continue
-        work = sum(map(graph.store.regret_work, tables))
+        # Few tables are large enough for their distinct rows to be counted.
+        work = sum(table.size * len(table) for table in tables)
+        if work > _MAX_REGRET_WORK:
+            work = sum(map(graph.store.regret_work, tables))
         if work > _MAX_REGRET_WORK:
             if work > left:
                 continue

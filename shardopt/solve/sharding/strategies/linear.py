@@ -151,12 +151,11 @@ class _Analysis:
     def _modes(self, op: Op) -> list[tuple[int, ...]]:
         """the linear modes whose operands are all unreduced, or zeros that the operation can make
         for itself."""
-        modes, operands, unreduced = self.modes[id(op)], op.operands, self.unreduced
+        operands, unreduced = op.operands, self.unreduced
         return [
             mode
-            for mode in modes
-            # A list: asked for every value again and again, and mostly of one.
-            if all([operands[k] in unreduced or self._makes_zero(op, operands[k]) for k in mode])
+            for mode in self.modes[id(op)]
+            if all(operands[k] in unreduced or self._makes_zero(op, operands[k]) for k in mode)
         ]
 
     def _makes_zero(self, op: Op, tensor: int) -> bool:

@@ -42,6 +42,7 @@ class CostArrays:
     cost_cache: CostCache
     refusals: dict[str, None] = field(default_factory=dict)
     _parts: dict[tuple[int, int, Recompute], StagePart] = field(default_factory=dict)
+    _part_of_key: dict[str, StagePart] = field(default_factory=dict)
     _relaxed: dict[tuple[int, bool, Recompute], RelaxedLayer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -327,7 +328,12 @@ class CostArrays:
             step = self._step(recompute)
             if recompute == "full":
                 step = recompute_forward(self.problem.step, dict.fromkeys(range(start, end), 0))
-            self._parts[start, end, recompute] = cut_part(step, start, end)
+            part = cut_part(step, start, end)
+            # Only known methods ask where in the model a part stands; else one stands for all that
+            # are equal, which would take gigabytes.
+            if all(config.method == "ilp" for config in self.problem.configs):
+                part = self._part_of_key.setdefault(part.key, part)
+            self._parts[start, end, recompute] = part
         return self._parts[start, end, recompute]
 
     def _relaxed_layer(self, layer: int, last: bool, recompute: Recompute) -> RelaxedLayer:

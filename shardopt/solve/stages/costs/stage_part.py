@@ -196,17 +196,20 @@ class _Cutter:
         """`ops`, in their order, each behind the shared operations, inside or outside of the loop,
         that it needs; what a region needs stands before the region. At the end those for `exports`
         values."""
-        graph = self.step.graph
+        rows, shared = self.step.graph.ops, self.step.shared
         collected: dict[int, None] = {}
         at = 0
         while at < len(ops):
             stop = at + 1
-            while graph.ops[ops[at]].block and stop < len(ops) and graph.ops[ops[stop]].block:
+            while rows[ops[at]].block and stop < len(ops) and rows[ops[stop]].block:
                 stop += 1
             run = ops[at:stop]
-            for tensor in (tensor for op in run for tensor in graph.ops[op].operands):
-                self._copy(tensor, inside, collected)
-            collected.update(dict.fromkeys(run))
+            for op in run:
+                for tensor in rows[op].operands:
+                    if tensor in shared:
+                        self._copy(tensor, inside, collected)
+            for op in run:
+                collected[op] = None
             at = stop
         for tensor in exports:
             self._copy(tensor, inside, collected)
