@@ -15,13 +15,14 @@ takes what is saved and the gradient that arrives, as that of `jax.checkpoint` d
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from math import prod
 
 from jaxlib.mlir import ir
 
 from shardopt.extract.op_graph import reads
 from shardopt.extract.repeated_ops import equal_ops
 from shardopt.ir.loops import Iteration, take_iterations
-from shardopt.ir.rewriting import barrier, defining, replace_reads
+from shardopt.ir.rewriting import barrier, defining, replace_reads, shape_of
 
 # These only say where elements lie: equal ones in two loops save nothing.
 _VIEWS = frozenset(
@@ -47,7 +48,7 @@ def separate_repeats(block: ir.Block) -> int:
         if varying.isdisjoint(op.results):
             continue
         repeated.update(op.results)
-        if unit and op.name not in _NO_WORK:
+        if unit and op.name not in _NO_WORK and any(map(_is_array, op.results)):
             units[unit] = None
     for unit in units:
         _separate(_span(unit, iterations, ops), varying, repeated)
@@ -143,6 +144,12 @@ def _merged_otherwise(
 def _is_constant(value: ir.Value) -> bool:
     maker = defining(value)
     return maker is not None and not len(maker.operands)
+
+
+def _is_array(value: ir.Value) -> bool:
+    """Whether it takes memory worth speaking of: indices that two loops compute alike, and other
+    scalars, do not."""
+    return _is_tensor(value) and prod(shape_of(value)) > 1
 
 
 def _is_tensor(value: ir.Value) -> bool:

@@ -170,3 +170,41 @@ func.func @recomputed(%w: tensor<2x4xf32>, %x: tensor<4xf32>, %g: tensor<4xf32>)
     }
   return %b#1 : tensor<4xf32>
 }
+
+// Indices that two loops compute alike of an argument are no recomputation.
+// CHECK-LABEL: func.func @indices
+// CHECK-NOT: optimization_barrier
+// CHECK: return
+func.func @indices(%rows: tensor<4x4xf32>, %n: tensor<i32>, %x: tensor<4xf32>) -> tensor<4xf32> {
+  %c0 = stablehlo.constant dense<0> : tensor<i32>
+  %c1 = stablehlo.constant dense<1> : tensor<i32>
+  %c2 = stablehlo.constant dense<2> : tensor<i32>
+  %c4 = stablehlo.constant dense<4> : tensor<i32>
+  %f:2 = stablehlo.while(%i = %c0, %v = %x) : tensor<i32>, tensor<4xf32>
+    cond {
+      %p = stablehlo.compare LT, %i, %c2 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %p : tensor<i1>
+    } do {
+      %k = stablehlo.add %n, %i : tensor<i32>
+      %at = stablehlo.remainder %k, %c4 : tensor<i32>
+      %rs = stablehlo.dynamic_slice %rows, %at, %c0, sizes = [1, 4] : (tensor<4x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32>
+      %r = stablehlo.reshape %rs : (tensor<1x4xf32>) -> tensor<4xf32>
+      %v1 = stablehlo.multiply %v, %r : tensor<4xf32>
+      %i1 = stablehlo.add %i, %c1 : tensor<i32>
+      stablehlo.return %i1, %v1 : tensor<i32>, tensor<4xf32>
+    }
+  %b:2 = stablehlo.while(%i = %c0, %v = %f#1) : tensor<i32>, tensor<4xf32>
+    cond {
+      %p = stablehlo.compare LT, %i, %c2 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %p : tensor<i1>
+    } do {
+      %k = stablehlo.add %n, %i : tensor<i32>
+      %at = stablehlo.remainder %k, %c4 : tensor<i32>
+      %rs = stablehlo.dynamic_slice %rows, %at, %c0, sizes = [1, 4] : (tensor<4x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32>
+      %r = stablehlo.reshape %rs : (tensor<1x4xf32>) -> tensor<4xf32>
+      %v1 = stablehlo.add %v, %r : tensor<4xf32>
+      %i1 = stablehlo.add %i, %c1 : tensor<i32>
+      stablehlo.return %i1, %v1 : tensor<i32>, tensor<4xf32>
+    }
+  return %b#1 : tensor<4xf32>
+}
