@@ -173,6 +173,61 @@ def accumulation_in_python() -> Trial:
     return Trial(step, (models.mlp(),), models.rows())
 
 
+def accumulation_by_map() -> Trial:
+    """The mean over a stack of gradients of four parts."""
+
+    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        parts = tuple(each.reshape(4, -1, WIDTH) for each in (x, y))
+        of_part = jax.value_and_grad(models.squared_error)
+        found = lax.map(lambda part: of_part(params, *part), parts)
+        loss, grads = jax.tree.map(lambda each: each.mean(0), found)
+        return models.descend(params, grads), loss
+
+    return Trial(step, (models.mlp(),), models.rows(), microbatches=4)
+
+
+def gradient_of_a_scan() -> Trial:
+    """The loss is summed over four parts, each of which is computed again for its gradient."""
+
+    def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        parts = tuple(each.reshape(4, -1, WIDTH) for each in (x, y))
+        of_part = jax.checkpoint(models.squared_error)
+        return lax.scan(lambda sum, part: (sum + of_part(params, *part), None), 0.0, parts)[0] / 4
+
+    return Trial(models.sgd_step(loss), (models.mlp(),), models.rows(), microbatches=4)
+
+
+def first_part_apart() -> Trial:
+    """Three parts are added to the gradients of the first."""
+
+    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        of_part = jax.value_and_grad(models.squared_error)
+
+        def add(part: jax.Array, sums: Any) -> Any:
+            rows = (lax.dynamic_slice_in_dim(each, part * 2, 2) for each in (x, y))
+            return jax.tree.map(jnp.add, sums, of_part(params, *rows))
+
+        sums = lax.fori_loop(1, 4, add, of_part(params, x[:2], y[:2]))
+        loss, grads = jax.tree.map(lambda each: each / 4, sums)
+        return models.descend(params, grads), loss
+
+    return Trial(step, (models.mlp(),), models.rows(), microbatches=4)
+
+
+def epoch() -> Trial:
+    """Four steps of descent in a scan."""
+
+    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        def descend(params: Any, part: Any) -> Any:
+            loss, grads = jax.value_and_grad(models.squared_error)(params, *part)
+            return models.descend(params, grads), loss
+
+        parts = tuple(each.reshape(4, -1, WIDTH) for each in (x, y))
+        return lax.scan(descend, params, parts)
+
+    return Trial(step, (models.mlp(),), models.rows())
+
+
 def map_over_rows() -> Trial:
     """`lax.map` in parts of the batch."""
 
@@ -284,6 +339,10 @@ PROGRAMS = {
     "vmap of switch": switch_of_rows,
     "accumulation by scan": accumulation,
     "accumulation in Python": accumulation_in_python,
+    "accumulation by lax.map": accumulation_by_map,
+    "gradient of a scan over parts": gradient_of_a_scan,
+    "first part before the loop": first_part_apart,
+    "several steps in a scan": epoch,
     "lax.map with batch_size": map_over_rows,
     "associative_scan": associative_scan,
     "implicit layer, custom_vjp of loops": implicit_layer,

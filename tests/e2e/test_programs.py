@@ -13,7 +13,12 @@ from benchmarks.programs.program import LIBRARIES, Program
 SETTING = "2xB"
 WORKING = {
     "plain_steps": ("static arguments", "typed keys in the state, dropout"),
-    "plain_loops": ("scan over layers, rolled", "cond on a counter", "accumulation by scan"),
+    "plain_loops": (
+        "scan over layers, rolled",
+        "cond on a counter",
+        "accumulation by scan",
+        "gradient of a scan over parts",
+    ),
     "plain_arrays": (
         "images, convolutions NHWC",
         "LoRA beside the product",

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from shardopt.extract.op_graph import reads
 from shardopt.extract.part_copies import PartCopies, PartSlice, find_part_copies
-from shardopt.ir.rewriting import functions, replace_reads, shape_of, terminator
+from shardopt.ir.rewriting import defining, functions, replace_reads, shape_of, terminator
 from shardopt.ir.shapes import reshape
 from shardopt.ir.splats import splat_constant
 from shardopt.passes.base import Pass, PassContext
@@ -102,6 +103,7 @@ class _Roller:
                 if op in parts:
                     values[op.results[0]] = self._part(parts[op], sources, counter)
                     continue
+                _broadcast_inside(op, values)
                 copy = op.clone()
                 replace_reads(copy, values)
                 values.update(zip(op.results, copy.results, strict=True))
@@ -159,6 +161,15 @@ class _Roller:
                     op.erase()
             assert len(kept) < len(pending), "what is read elsewhere has been replaced"
             pending = kept[::-1]
+
+
+def _broadcast_inside(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
+    """Copy broadcasts that all parts share, such as those of a bias, to the loop: outside they hold
+    memory for all of it, and hide that what is computed again of the bias itself is the same."""
+    for value in reads(op):
+        maker = defining(value, "stablehlo.broadcast_in_dim")
+        if value not in values and maker is not None:
+            values[value] = maker.clone().results[0]
 
 
 def _rows(type_: ir.Type, count: int) -> ir.RankedTensorType:

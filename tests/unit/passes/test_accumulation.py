@@ -18,6 +18,7 @@ from shardopt.dialect.batch import STEP_LOOP, read_batch
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.accumulation import PRODUCTS, NoAccumulation, find_accumulation
 from shardopt.extract.chosen_plan import main_of
+from shardopt.extract.repeated_ops import repeated_ops
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.io import module_bytecode
@@ -246,7 +247,8 @@ def differentiated_again(p: Any, x: jax.Array, y: jax.Array) -> Any:
         part_loss = jax.checkpoint(lambda part: mse(p, *part))
         return lax.scan(lambda sum, part: (sum + part_loss(part), None), 0.0, in_parts(x, y))[0]
 
-    return updated(p, jax.grad(loss)(p))
+    value, grads = jax.value_and_grad(loss)(p)
+    return updated(p, grads), value
 
 
 def first_apart(p: Any, x: jax.Array, y: jax.Array) -> Any:
@@ -266,6 +268,12 @@ def first_apart(p: Any, x: jax.Array, y: jax.Array) -> Any:
 )
 def test_loops_that_are_copies_once_they_are_written_out(step: Step) -> None:
     check_adopted(step, params(), *batch())
+
+
+def test_what_a_part_computes_again_is_told_from_its_backward_pass() -> None:
+    """Copies share the broadcast of a bias, but not that of the bias behind a barrier."""
+    program = check_adopted(differentiated_again, params(), *batch())
+    assert "stablehlo.tanh" in {op.name for op in repeated_ops(program.body_ops)}
 
 
 def test_a_loop_of_python_with_random_keys() -> None:
