@@ -19,6 +19,7 @@ _EXPLAINED = frozenset({"dot_general", "convolution"})
 _SHARING = {
     "pair_objective": "objective if each reader paid for itself",
     "price_rounds": "rounds of prices",
+    "shared_integer_programs": "integer programs of shared steps",
     "share_rounds": "rounds of messages and shares",
     "tied_share_rounds": "rounds of messages and shares with equal layers tied",
 }

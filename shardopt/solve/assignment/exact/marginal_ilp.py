@@ -18,7 +18,6 @@ from shardopt.solve.assignment.problem import (
     Solution,
     Statistic,
     Status,
-    evaluate,
     relative_gap,
 )
 
@@ -42,7 +41,17 @@ def solve_marginal(
 
     `start` is an assignment that keeps the limit; the answer is no worse. Deterministic unless the
     time limit (seconds) strikes."""
-    search = _Search(problem, time_limit_seconds, gap_tolerance)
+    return solve_model(MarginalModel(problem), time_limit_seconds, gap_tolerance, start)
+
+
+def solve_model(
+    model: MarginalModel,
+    time_limit_seconds: float | None,
+    gap_tolerance: float,
+    start: tuple[int, ...] | None,
+) -> Solution:
+    """As `solve_marginal`, for any model of it."""
+    search = _Search(model, time_limit_seconds, gap_tolerance)
     if start is not None:
         search.offer(start)
     return search.run()
@@ -53,11 +62,11 @@ class _Search:
     proven bound."""
 
     def __init__(
-        self, problem: Problem, time_limit_seconds: float | None, gap_tolerance: float
+        self, model: MarginalModel, time_limit_seconds: float | None, gap_tolerance: float
     ) -> None:
-        self.problem = problem
+        self.problem = model.problem
         self.gap_tolerance = gap_tolerance
-        self.model = MarginalModel(problem)
+        self.model = model
         self.deadline = None if time_limit_seconds is None else monotonic() + time_limit_seconds
         self.cuts = Cuts()
         self.bound = self.model.constant  # each node and edge at its cheapest
@@ -109,7 +118,7 @@ class _Search:
 
     def offer(self, choice: tuple[int, ...]) -> None:
         """Keep the assignment if it is allowed and better."""
-        objective, _, feasible = evaluate(self.problem, choice)
+        objective, _, feasible = self.model.evaluate(choice)
         if feasible and objective < self.objective:
             self.choice, self.objective = choice, objective
 

@@ -8,14 +8,15 @@ bounds almost nothing. Memory rows are added by the caller."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from shardopt.solve.assignment.problem import Problem
+from shardopt.solve.assignment.problem import Evaluation, Problem, evaluate
 
 if TYPE_CHECKING:
     from ortools.math_opt import model_pb2
@@ -49,11 +50,23 @@ class Answer:
     bound: float
 
 
+class PairTable(NamedTuple):
+    """Costs of an edge from u to v by classes of strategies: strategy s of u is row `rows[s]` of
+    `seconds`, and strategy t of v is column `columns[t]`."""
+
+    u: int
+    v: int
+    rows: np.ndarray
+    columns: np.ndarray
+    seconds: np.ndarray
+
+
 class MarginalModel:
     """Columns and rows of one problem, reused over the rounds of lazily added rows."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self.tables = self._tables()
         self.sizes = [len(cost) for cost in problem.costs]
         self.offsets = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
         self.num_x = int(self.offsets[-1])
@@ -110,6 +123,9 @@ class MarginalModel:
         stopped = bound / self.scale + self.constant if integer and np.isfinite(bound) else -np.inf
         return Answer("limit", x, stopped)
 
+    def evaluate(self, choice: Sequence[int]) -> Evaluation:
+        return evaluate(self.problem, choice)
+
     def usage(self, x: np.ndarray) -> np.ndarray:
         """Bytes at each time, `[times]`, for a fractional (float64) or a chosen (int64) x; exact
         for int64."""
@@ -139,45 +155,58 @@ class MarginalModel:
         )
         return tuple(sorted(largest_first[:count].tolist()))
 
+    def _tables(self) -> Sequence[PairTable]:
+        every = [np.arange(len(cost)) for cost in self.problem.costs]
+        return [PairTable(e.u, e.v, every[e.u], every[e.v], e.cost) for e in self.problem.edges]
+
+    def _steps(self) -> np.ndarray:
+        """Costs of columns behind those of pairs."""
+        return np.zeros(0)
+
     def _build_objective(self) -> None:
         # Only differences matter to the solver, and without offsets they keep more digits.
         parts = [
             *self.problem.costs,
-            *(edge.cost[edge.cost < np.inf] for edge in self.problem.edges),
+            *(table.seconds[table.seconds < np.inf] for table in self.tables),
         ]
         least = [float(part.min(initial=np.inf)) for part in parts]
         self.constant = sum(low for low in least if low < np.inf)
         shifted = [
             part - (low if low < np.inf else 0.0) for part, low in zip(parts, least, strict=True)
         ]
-        self._objective = np.concatenate([np.zeros(0), *shifted])
+        steps = self._steps()
+        self._objective = np.concatenate([np.zeros(0), *shifted, steps])
         self._forbidden = ~(self._objective < np.inf)
         self._objective[self._forbidden] = 0.0
-        span = sum(float(part.max(initial=0.0, where=part < np.inf)) for part in shifted)
+        span = float(steps.sum())
+        span += sum(float(part.max(initial=0.0, where=part < np.inf)) for part in shifted)
         self.scale = _OBJECTIVE_RANGE / span if span > 0 else 1.0
         self._objective *= self.scale
 
     def _build_polytope(self) -> None:
-        """Coordinates of the equality rows: one for each node, then one for each strategy at each
-        edge end."""
+        """Coordinates of the equality rows: one for each node, then one for each class of
+        strategies at each edge end."""
         num_nodes = self.problem.num_nodes
         rows = [np.repeat(np.arange(num_nodes), self.sizes)]
         columns = [np.arange(self.num_x)]
         values = [np.ones(self.num_x)]
         num_rows, num_columns = num_nodes, self.num_x
-        for edge in self.problem.edges:
-            p, q = np.nonzero(edge.cost < np.inf)
+        for table in self.tables:
+            p, q = np.nonzero(table.seconds < np.inf)
             pairs = np.arange(num_columns, num_columns + len(p))
-            for node, strategy in ((edge.u, p), (edge.v, q)):
+            ends = (table.u, p, table.rows), (table.v, q, table.columns)
+            for (node, classes, class_of), count in zip(ends, table.seconds.shape, strict=True):
                 size = self.sizes[node]
-                rows += [num_rows + strategy, num_rows + np.arange(size)]
+                rows += [num_rows + classes, num_rows + class_of]
                 columns += [pairs, self.offsets[node] + np.arange(size)]
                 values += [np.ones(len(p)), -np.ones(size)]
-                num_rows += size
+                num_rows += count
             num_columns += len(p)
         self._rows, self._columns = np.concatenate(rows), np.concatenate(columns)
         self._values = np.concatenate(values)
         self.num_rows, self.num_columns = num_rows, num_columns
+        self._upper = np.concatenate([np.ones(num_nodes), np.zeros(num_rows - num_nodes)])
+        self._lower = self._upper
 
     def _build_segments(self) -> None:
         """All segments flat: x columns and bytes, one run for each segment."""
@@ -211,7 +240,7 @@ class MarginalModel:
         rows, columns, values = [self._rows], [self._columns], [self._values]
         limit = max(self.problem.memory_limit or 0, 1)
         next_row = self.num_rows
-        upper = [1.0] * self.problem.num_nodes + [0.0] * (self.num_rows - self.problem.num_nodes)
+        upper = self._upper.tolist()
         for time in cuts.times:
             used, size = self._row(time)
             used, inverse = np.unique(used, return_inverse=True)
@@ -227,7 +256,7 @@ class MarginalModel:
             values.append(np.ones(len(cover)))
             upper.append(len(cover) - 1.0)
             next_row += 1
-        lower = upper[: self.num_rows] + [-np.inf] * (next_row - self.num_rows)
+        lower = self._lower.tolist() + [-np.inf] * (next_row - self.num_rows)
         return self._fill(model_pb2.ModelProto(), integer, lower, upper, (rows, columns, values))
 
     def _fill(

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardopt.solve.assignment.sharing.share_kernels import Classes, Groups, Scratch
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
+from shardopt.solve.assignment.sharing.table_classes import table_classes
 
 
 @dataclass(eq=False)
@@ -112,20 +113,13 @@ def _read(
             shape = arcs.missing[reader].shape
         else:
             if id(edge.cost) not in cores:
-                cores[id(edge.cost)] = _core(edge.cost)
+                cores[id(edge.cost)] = table_classes(edge.cost)
             table, row, column = cores[id(edge.cost)]
             shape, place = table.shape, packed.place(table)
         number_of[number] = len(sides)
         ends = maps.place(row), maps.place(column)
         sides.append(_Sides(edge.u, edge.v, *ends, shape[0], shape[1], place))
     return costs, number_of, sides
-
-
-def _core(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The distinct rows and columns of a table, and which of them each row and column is."""
-    rows, row = np.unique(table, axis=0, return_inverse=True)
-    columns, column = np.unique(rows.T, axis=0, return_inverse=True)
-    return np.ascontiguousarray(columns.T), row.reshape(-1), column.reshape(-1)
 
 
 def _flat(

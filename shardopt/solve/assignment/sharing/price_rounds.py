@@ -13,6 +13,7 @@ from shardopt.solve.assignment.exact.marginal_ilp import OPTIMAL_GAP
 from shardopt.solve.assignment.problem import Problem, Solution, Statistic, relative_gap
 from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
+from shardopt.solve.assignment.sharing.shared_model import solve_exactly
 
 # A problem of pairs, an assignment to begin with, and limits.
 Solve = Callable[[Problem, Sequence[int] | None, SearchLimits], Solution]
@@ -41,6 +42,7 @@ class PriceRounds:
     gaps: list[float] = field(default_factory=list)
     struck: bool = False
     late: bool = False
+    programs: int = 0
 
     def run(self, shares: list[np.ndarray], most_rounds: int) -> None:
         """Rounds from these shares, until the gap is closed or little is gained."""
@@ -63,6 +65,17 @@ class PriceRounds:
         if objective < self.objective:
             self.choice, self.objective = choice, objective
         return self.sharing.used(choice)
+
+    def prove(self) -> None:
+        """Best assignment and bound of an integer program of the whole."""
+        left = self.limits.since(self.begin).seconds
+        start = self.choice or None
+        solution = solve_exactly(self.sharing, left, self.limits.gap_tolerance, start)
+        self.programs += 1
+        self.bound = max(self.bound, solution.bound)
+        if solution.choice:
+            self.offer_choice(solution.choice)
+        self.struck |= _is_struck(solution)
 
     def seek(self, choice: tuple[int, ...]) -> None:
         """Better assignments near one, as long as they are: who joins the users of an arc pays as
@@ -96,6 +109,7 @@ class PriceRounds:
         bound = min(self.bound, self.objective)
         gap = relative_gap(self.objective, bound)
         statistics["price_rounds"] = len(self.gaps)
+        statistics["shared_integer_programs"] = self.programs
         if self.struck:
             statistics["time_limit_struck"] = 1
         return replace(

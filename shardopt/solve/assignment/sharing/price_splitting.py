@@ -11,6 +11,7 @@ An assignment for shares that are far off lets each reader use arcs for a small 
 So better assignments are sought near it with other prices, which no bound follows from: who joins
 the users of an arc pays as much as they do, who opens another pays all of it.
 
+A gap that is left is closed by an integer program (`shared_model`) unless the problem is too large.
 For large problems see `large_sharing`."""
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.repeated_layers import is_large
 from shardopt.solve.assignment.sharing.price_rounds import PriceRounds, Solve
 from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
+from shardopt.solve.assignment.sharing.shared_model import is_small
 
 # Of the models tried, the hardest small one takes 13 rounds.
 _ROUNDS = 32
@@ -45,9 +47,10 @@ def solve_shared(
     more for all others.
 
     Objective, bound, gap and status are those of the true costs. The statistics are those of the
-    first solve with its objective (`pair_objective`), the number of `price_rounds`, and for large
-    problems those of messages and shares (`tied_share_rounds`, `share_rounds`);
-    `time_limit_struck` is 1 when a clock ended one of them."""
+    first solve with its objective (`pair_objective`), the numbers of `price_rounds` and of
+    `shared_integer_programs`, and for large problems of rounds of messages and shares
+    (`tied_share_rounds`, `share_rounds`); `time_limit_struck` is 1 when a clock ended one of
+    them."""
     if sharing.groups and is_large(sharing.problem) and _compiled(limits):
         from shardopt.solve.assignment.sharing.large_sharing import solve_large_shared
 
@@ -57,6 +60,8 @@ def solve_shared(
         return first
     rounds = PriceRounds(sharing, solve, limits, monotonic(), _SHARE)
     rounds.run(sharing.fair_shares(rounds.offer(first)), _ROUNDS)
+    if not (rounds.is_close or rounds.late) and is_small(sharing):
+        rounds.prove()
     return rounds.judged(first, dict(first.statistics) | {"pair_objective": first.objective})
 
 

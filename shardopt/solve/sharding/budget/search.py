@@ -5,7 +5,8 @@
 3. Else solve within the limit, with values that can be recomputed, beginning with shardings
    that are known. Where the plan exceeds the limit because of copies of operands, count these in
    the problem and solve again; where it does for other reasons (scratch space), lower the limit of
-   the problem by the excess. The number of rounds is limited.
+   the problem by the excess. The number of rounds is limited. Steps that readers share are paid for
+   once in a small problem (`shared_model`), and by prices that move in a larger one.
 4. If nothing fits: the least peak, by `shardopt.solve.sharding.budget.least_peak`, which may still
    be a plan that does.
 
@@ -21,7 +22,7 @@ from time import monotonic
 
 import numpy as np
 
-from shardopt.solve.assignment.problem import Solution, Status, relative_gap
+from shardopt.solve.assignment.problem import Problem, Solution, Status, relative_gap
 from shardopt.solve.assignment.search.limits import (
     DEFAULT_WORK_SECONDS,
     WORK_PER_SECOND,
@@ -31,6 +32,7 @@ from shardopt.solve.assignment.search.repeated_layers import is_large
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.assignment.sharing.price_rounds import moved_shares
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
+from shardopt.solve.assignment.sharing.shared_model import is_small, solve_exactly
 from shardopt.solve.sharding.budget.least_peak import LeastPeak, find_least_peak
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
 from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, split_copies
@@ -114,16 +116,13 @@ class _Search:
     struck: bool = False
 
     def run(self) -> Fit:
-        whole, sharing = (
-            BudgetModel(self.problem, find_candidates(self.problem)),
-            self.problem.sharing,
-        )
+        whole = BudgetModel(self.problem, find_candidates(self.problem))
+        sharing = self.problem.sharing
         # Shared steps are paid for as in the plan to begin with.
         shares = sharing.fair_shares(sharing.used(self.start))
-        model = whole.priced(sharing.priced(shares))
+        is_exact = is_small(sharing, within_memory=True)
+        model = whole if is_exact else whole.priced(sharing.priced(shares))
         price_rounds = _FEW_PRICES if is_large(self.problem.problem) else _MANY_PRICES
-        seconds = DEFAULT_WORK_SECONDS if self.seconds is None else self.seconds
-        work = int(_WORK_SHARE * WORK_PER_SECOND * seconds)
         deadline = None if self.seconds is None else monotonic() + self.seconds
         copies: dict[Operand, None] = {}
         inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.start
@@ -135,13 +134,11 @@ class _Search:
             # The start may fit as it is, and is there even where the solver finds nothing.
             self._offer(model, start, number)
             left = None if deadline is None else max(deadline - monotonic(), 1.0)
-            solution = solve(
-                problem,
-                SearchLimits(left, gap_tolerance=self.gap_tolerance, work=work),
-                start=start,
-                store=self.problem.tables.strategies.store,
-                does_not_fit=True,
-            )
+            if is_exact:
+                limited = Sharing(problem, sharing.groups)
+                solution = solve_exactly(limited, left, self.gap_tolerance, start)
+            else:
+                solution = self._solve(problem, left, start)
             late = deadline is not None and monotonic() > deadline
             self.struck |= late or bool(solution.statistics.get("time_limit_struck"))
             # A lowered limit forbids plans that fit: what it proves is not for the budget.
@@ -155,8 +152,10 @@ class _Search:
             if late:
                 break
             if plan.peak_bytes <= self.limit:
+                if is_exact or inner < self.limit or not price_rounds:
+                    break
                 moved = self._moved(sharing, shares, solution, bound)
-                if moved is None or inner < self.limit or not price_rounds:
+                if moved is None:
                     break
                 price_rounds, shares = price_rounds - 1, moved
                 model = whole.priced(sharing.priced(shares))
@@ -172,6 +171,17 @@ class _Search:
         if self.best is not None:
             return replace(self.best, solution=self._judged(self.best.solution, solution, bound))
         return self._least(model, proven, bound)
+
+    def _solve(self, problem: Problem, left: float | None, start: tuple[int, ...]) -> Solution:
+        seconds = DEFAULT_WORK_SECONDS if self.seconds is None else self.seconds
+        work = int(_WORK_SHARE * WORK_PER_SECOND * seconds)
+        return solve(
+            problem,
+            SearchLimits(left, gap_tolerance=self.gap_tolerance, work=work),
+            start=start,
+            store=self.problem.tables.strategies.store,
+            does_not_fit=True,
+        )
 
     def _moved(
         self, sharing: Sharing, shares: list[np.ndarray], solution: Solution, bound: float
