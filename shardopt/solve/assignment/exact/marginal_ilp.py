@@ -49,9 +49,12 @@ def solve_model(
     time_limit_seconds: float | None,
     gap_tolerance: float,
     start: tuple[int, ...] | None,
+    *,
+    only_relaxed: bool = False,
 ) -> Solution:
-    """As `solve_marginal`, for any model of it."""
-    search = _Search(model, time_limit_seconds, gap_tolerance)
+    """As `solve_marginal`, for any model of it. With `only_relaxed` x stays fractional, and its
+    largest columns are the assignment."""
+    search = _Search(model, time_limit_seconds, gap_tolerance, only_relaxed)
     if start is not None:
         search.offer(start)
     return search.run()
@@ -62,8 +65,13 @@ class _Search:
     proven bound."""
 
     def __init__(
-        self, model: MarginalModel, time_limit_seconds: float | None, gap_tolerance: float
+        self,
+        model: MarginalModel,
+        time_limit_seconds: float | None,
+        gap_tolerance: float,
+        only_relaxed: bool,
     ) -> None:
+        self.turns = (False,) if only_relaxed else (False, True)
         self.problem = model.problem
         self.gap_tolerance = gap_tolerance
         self.model = model
@@ -77,7 +85,7 @@ class _Search:
     def run(self) -> Solution:
         # Rows of memory are found on linear programs, which are far cheaper; what a fractional x
         # keeps and a chosen one does not is added in the second turn.
-        for integer in (False, True):
+        for integer in self.turns:
             while True:
                 answer = self._solve(integer)
                 if answer.status == "infeasible":
@@ -91,7 +99,7 @@ class _Search:
                 if not self._add_cuts(answer.x, integer):
                     break
         # Solved to optimality within every limit, yet rounding left a gap worth telling.
-        return self._solution("feasible")
+        return self._solution("feasible" if self.choice else "timeout")
 
     def _solve(self, integer: bool) -> Answer:
         self.rounds += 1

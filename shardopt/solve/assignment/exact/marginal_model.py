@@ -1,4 +1,4 @@
-"""The marginal linearisation of an assignment problem, as a model for HiGHS through
+"""The marginal linearisation of an assignment problem, as a model for HiGHS or SCIP through
 `ortools.math_opt`.
 
 Binary x[v, s] with sum 1 for each node; continuous y[e, p, q] for the *allowed* pairs of each edge
@@ -42,7 +42,7 @@ class Cuts:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What HiGHS said. `x` is float64 over all (node, strategy) columns, None without a point;
+    """What the solver said. `x` is float64 over all (node, strategy) columns, None without a point;
     `bound` is unscaled."""
 
     status: Literal["optimal", "infeasible", "limit"]
@@ -63,6 +63,8 @@ class PairTable(NamedTuple):
 
 class MarginalModel:
     """Columns and rows of one problem, reused over the rounds of lazily added rows."""
+
+    integers_by_scip = False
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -92,6 +94,7 @@ class MarginalModel:
         parameters.highs.int_options["threads"] = 1
         parameters.highs.string_options["parallel"] = "off"
         parameters.highs.double_options["mip_feasibility_tolerance"] = _FEASIBILITY_TOLERANCE
+        parameters.gscip.real_params["numerics/feastol"] = _FEASIBILITY_TOLERANCE
         if time_limit_seconds is not None:
             parameters.time_limit = timedelta(seconds=max(time_limit_seconds, 1e-3))
         # Only x is looked at; reading y, duals and the basis back costs as long as solving.
@@ -101,16 +104,16 @@ class MarginalModel:
             dual_values_filter=mathopt.LinearConstraintFilter(filtered_items=()),
             reduced_costs_filter=mathopt.VariableFilter(filtered_items=()),
         )
-        result = mathopt.solve(
-            model, mathopt.SolverType.HIGHS, params=parameters, model_params=filters
-        )
+        by_scip = integer and self.integers_by_scip
+        solver = mathopt.SolverType.GSCIP if by_scip else mathopt.SolverType.HIGHS
+        result = mathopt.solve(model, solver, params=parameters, model_params=filters)
 
         reason, reasons = result.termination.reason, mathopt.TerminationReason
         # All costs are finite, so the problem is bounded: what may be either is infeasible.
         if reason in (reasons.INFEASIBLE, reasons.INFEASIBLE_OR_UNBOUNDED):
             return Answer("infeasible", None, np.inf)
         if reason not in (reasons.OPTIMAL, reasons.FEASIBLE, reasons.NO_SOLUTION_FOUND):
-            raise RuntimeError(f"HiGHS failed: {result.termination}")
+            raise RuntimeError(f"{solver.name} failed: {result.termination}")
         x = (
             np.array(result.variable_values(x_variables))
             if result.has_primal_feasible_solution()

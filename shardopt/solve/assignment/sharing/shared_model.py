@@ -7,30 +7,42 @@ use it:
     minimize … + sum_a seconds[a] z[a]    where z[a] >= sum of y[e, p, q] over the pairs with a
 
 This linear program bounds no worse than the best shares do, by duality: the multipliers of these
-rows are shares of the arc's seconds."""
+rows are shares of the arc's seconds.
+
+A copy that is held between readers (`held_copies`) has a column f in [0, y] for each pair of a
+reader by which it may be made again. For two readers i < j and each stretch of time between them
+
+    kept + sum of f[k], i < k <= j  >=  y[i] + y[j] - 1
+
+where y are the sums of pairs that read the copy; while a reader in the middle runs, its own y is
+added on the left, as what it reads is counted beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, product
+from typing import NamedTuple
 
 import numpy as np
 
 from shardopt.solve.assignment.exact.marginal_ilp import OPTIMAL_GAP, solve_model
 from shardopt.solve.assignment.exact.marginal_model import MarginalModel, PairTable
 from shardopt.solve.assignment.problem import Evaluation, Solution
+from shardopt.solve.assignment.sharing.held_copies import HeldCopy
 from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
 from shardopt.solve.assignment.sharing.table_classes import table_classes
 
-# Columns of an integer program that HiGHS proves within seconds: 270,000 took it 14, where memory
-# was no matter.
+# Columns of a linear program that takes seconds: 270,000 took 6, and x was an assignment, as it
+# mostly is where memory is no matter.
 _MOST_COLUMNS = 300_000
-_MOST_WITHIN_MEMORY = 30_000
+# And of an integer program.
+_MOST_INTEGERS = 30_000
 
 
 def is_small(sharing: Sharing, *, within_memory: bool = False) -> bool:
     """Whether an integer program of the whole is worth its time."""
-    most = _MOST_WITHIN_MEMORY if within_memory else _MOST_COLUMNS
+    most = _MOST_INTEGERS if within_memory else _MOST_COLUMNS
     entries = sum(len(cost) for cost in sharing.problem.costs)
     for table in _tables(sharing):
         entries += int((table.seconds < np.inf).sum())
@@ -44,38 +56,76 @@ def solve_exactly(
     time_limit_seconds: float | None,
     gap_tolerance: float,
     start: tuple[int, ...] | None,
+    held: Sequence[HeldCopy] = (),
 ) -> Solution:
-    """Least true cost within the memory of `sharing.problem`, as `solve_marginal`;
-    `time_limit_struck` is 1 in the statistics where the clock ended it."""
-    solution = solve_model(SharedModel(sharing), time_limit_seconds, gap_tolerance, start)
+    """Least true cost within the memory of `sharing.problem`, as `solve_marginal`, or close to it
+    where the linear program of a problem beyond integer programs has a fractional solution;
+    `time_limit_struck` is 1 in the statistics where the clock ended it. The last nodes of the
+    problem are the stretches of the copies `held` (`with_held`)."""
+    model = SharedModel(sharing, held)
+    only_relaxed = model.num_columns > _MOST_INTEGERS
+    solution = solve_model(
+        model, time_limit_seconds, gap_tolerance, start, only_relaxed=only_relaxed
+    )
     is_close = solution.gap <= max(gap_tolerance, OPTIMAL_GAP)
-    if is_close or time_limit_seconds is None:
+    if is_close or only_relaxed or time_limit_seconds is None:
         return solution
     return replace(solution, statistics=dict(solution.statistics) | {"time_limit_struck": 1})
 
 
-class SharedModel(MarginalModel):
-    """Behind the columns of pairs stands one for each arc that several readers can use."""
+class _Row(NamedTuple):
+    """`entries` are values by column."""
 
-    def __init__(self, sharing: Sharing) -> None:
-        self.sharing = sharing
+    entries: dict[int, float]
+    lower: float
+    upper: float
+
+
+class SharedModel(MarginalModel):
+    """Behind the columns of pairs stands one for each arc that several readers can use, then those
+    of copies that are made again."""
+
+    # HiGHS writes to standard output where it repairs a point of such a program.
+    integers_by_scip = True
+
+    def __init__(self, sharing: Sharing, held: Sequence[HeldCopy] = ()) -> None:
+        self.sharing, self.held = sharing, held
+        stretches = sum(len(copy.stretches) for copy in held)
+        self._first_stretch = sharing.problem.num_nodes - stretches
         super().__init__(sharing.problem)
 
     def evaluate(self, choice: Sequence[int]) -> Evaluation:
+        again = 0.0
+        for copy, readers in made_again(self.held, choice):
+            again += sum(float(copy.way(r)[copy.classes(choice, r)]) for r in readers)
         pairs = super().evaluate(choice)
-        return pairs._replace(objective=self.sharing.seconds(choice))
+        return pairs._replace(objective=self.sharing.seconds(choice) + again)
 
     def _tables(self) -> list[PairTable]:
         return list(_tables(self.sharing))
 
     def _steps(self) -> np.ndarray:
         steps = (group.arcs.seconds[_is_common(group.arcs)] for group in self.sharing.groups)
-        return np.concatenate([np.zeros(0), *steps])
+        again = (
+            copy.way(reader)[copy.reads[reader]]
+            for copy in self.held
+            for reader in range(len(copy.reads))
+        )
+        return np.concatenate([np.zeros(0), *steps, *again])
 
     def _build_polytope(self) -> None:
         super()._build_polytope()
+        first_pair = self._first_pairs()
+        self._add_steps(first_pair)
+        rows, node = list[_Row](), self._first_stretch
+        for copy in self.held:
+            rows += self._held_rows(copy, node, first_pair)
+            node += len(copy.stretches)
+        self._add_rows(rows)
+
+    def _add_steps(self, first_pair: np.ndarray) -> None:
         rows, columns, values = [self._rows], [self._columns], [self._values]
-        first_row, first_pair = self.num_rows, self._first_pairs()
+        first_row = self.num_rows
         for group in self.sharing.groups:
             common = np.flatnonzero(_is_common(group.arcs))
             for reader, edge in enumerate(group.edges):
@@ -92,10 +142,56 @@ class SharedModel(MarginalModel):
         self._lower = np.concatenate([self._lower, np.full(added, -np.inf)])
         self._upper = np.concatenate([self._upper, np.zeros(added)])
 
+    def _held_rows(self, copy: HeldCopy, node: int, first_pair: np.ndarray) -> Iterator[_Row]:
+        """Rows of one copy; its stretches are nodes from `node` on."""
+        group, pairs, again = copy.group, list[list[int]](), list[list[int]]()
+        for reader, edge in enumerate(group.edges):
+            reads = copy.reads[reader][~group.arcs.missing[reader]]
+            pairs.append((first_pair[edge] + np.flatnonzero(reads)).tolist())
+            again.append([self.num_columns + place for place in range(len(pairs[-1]))])
+            self.num_columns += len(pairs[-1])
+        for made, pair in zip(chain(*again), chain(*pairs), strict=True):
+            yield _Row({made: 1.0, pair: -1.0}, -np.inf, 0.0)
+        kept = [(lo, int(self.offsets[node + n]) + 1) for n, (lo, _) in enumerate(copy.stretches)]
+        for before, after in product(range(len(pairs)), repeat=2):
+            begin, end = copy.times[before], copy.times[after]
+            if not (pairs[before] and pairs[after]):
+                continue
+            later = [r for r, time in enumerate(copy.times) if begin < time <= end]
+            ends = dict.fromkeys((*pairs[before], *pairs[after]), -1.0)
+            made_again = dict.fromkeys(chain(*(again[reader] for reader in later)), 1.0)
+            for lo, column in kept:
+                if begin < lo < end:
+                    beside = (pairs[reader] for reader in later if copy.times[reader] == lo)
+                    read = dict.fromkeys(chain(*beside), 1.0)
+                    yield _Row({column: 1.0, **ends, **made_again, **read}, -1.0, np.inf)
+
+    def _add_rows(self, rows: Sequence[_Row]) -> None:
+        sizes = [len(row.entries) for row in rows]
+        entries = [entry for row in rows for entry in row.entries.items()]
+        numbers = np.repeat(self.num_rows + np.arange(len(rows)), sizes)
+        self._rows = np.concatenate([self._rows, numbers])
+        self._columns = np.append(self._columns, np.array([c for c, _ in entries], dtype=np.int64))
+        self._values = np.append(self._values, [value for _, value in entries])
+        self._lower = np.append(self._lower, [row.lower for row in rows])
+        self._upper = np.append(self._upper, [row.upper for row in rows])
+        self.num_rows += len(rows)
+
     def _first_pairs(self) -> np.ndarray:
         """The first column of pairs of each edge."""
         counts = [int((table.seconds < np.inf).sum()) for table in self.tables]
         return self.num_x + np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def made_again(
+    held: Sequence[HeldCopy], choice: Sequence[int]
+) -> Iterator[tuple[HeldCopy, list[int]]]:
+    """The readers that make each copy again under an assignment that ends with the stretches."""
+    node = len(choice) - sum(len(copy.stretches) for copy in held)
+    for copy in held:
+        stop = node + len(copy.stretches)
+        yield copy, list(copy.made_again(choice, list(map(bool, choice[node:stop]))))
+        node = stop
 
 
 def _tables(sharing: Sharing) -> Iterable[PairTable]:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from shardopt.cost.frontier import Frontier, FrontierPoint
 from shardopt.solve.assignment.problem import Solution, relative_gap
+from shardopt.solve.sharding.budget.kept_copies import Overlooked
 from shardopt.solve.sharding.budget.least_peak import find_least_peak
 from shardopt.solve.sharding.budget.model import BudgetModel
 from shardopt.solve.sharding.budget.rematerialization import find_candidates
@@ -74,6 +75,7 @@ class _Search:
     searched: list[tuple[float, float]] = field(default_factory=list)
     least_bound_bytes: int = 0
     spent: int = 0
+    overlooked: Overlooked = field(default_factory=Overlooked)
 
     def run(self) -> Frontier:
         self._record(inf, fit(self.problem, None, relaxed=self.relaxed))
@@ -108,6 +110,7 @@ class _Search:
             gap_tolerance=self.gap_tolerance,
             relaxed=replace(self.relaxed, bound=self._bound(budget)),
             start=() if nearest is None else nearest.start,
+            overlooked=self.overlooked,
         )
         self._record(budget, within)
 

@@ -36,7 +36,7 @@ def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> Fr
     """For every copy that is held over a time above the limit, its next reader."""
     above = np.flatnonzero(plan.live_bytes > limit)
     fresh = set()
-    for copy, sharding, reads in _copies(problem, plan):
+    for copy, sharding, reads in copies_of(problem, plan):
         # Readers that follow each other leave no time in which the copy could be gone.
         if copy.stop - copy.start < 3:
             continue
@@ -47,7 +47,7 @@ def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> Fr
     return frozenset(fresh)
 
 
-def _copies(
+def copies_of(
     problem: IntraOpProblem, plan: IntraOpPlan
 ) -> Iterator[tuple[TensorCopy, Sharding, tuple[int, ...]]]:
     """The copies of operands, each with its sharding and the positions of its readers."""
@@ -74,7 +74,7 @@ def copies_at_excess(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> 
     above = set(np.flatnonzero(plan.live_bytes > limit).tolist())
     return {
         (problem.order[at], copy.tensor): None
-        for copy, _, reads in _copies(problem, plan)
+        for copy, _, reads in copies_of(problem, plan)
         for at in reads
         if at in above
     }

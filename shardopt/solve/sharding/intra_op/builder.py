@@ -31,6 +31,18 @@ class ImpossibleSharding(UserError):
         self.op = op
 
 
+@dataclass(frozen=True, eq=False)
+class SharedReads:
+    """What the shared edges of a group stand for: reader r is operation `ops[r]`, which reads
+    `tensors[r]`; its classes are `columns[r].distinct`, those of its source
+    `sources[r].distinct`."""
+
+    ops: tuple[int, ...]
+    tensors: tuple[int, ...]
+    sources: tuple[Column, ...]
+    columns: tuple[Column, ...]
+
+
 @dataclass(eq=False)
 class ProblemBuilder:
     """Nodes, edges and limits of the problem of some operations, added up step by step."""
@@ -43,6 +55,7 @@ class ProblemBuilder:
     costs: list[np.ndarray] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     groups: list[SharedEdges] = field(default_factory=list)
+    shared_reads: list[SharedReads] = field(default_factory=list)
     node_of: dict[int, int] = field(default_factory=dict)
     columns: dict[int, Column] = field(default_factory=dict)
 
@@ -109,6 +122,8 @@ class ProblemBuilder:
             self.groups.append(
                 SharedEdges(arcs, tuple(e.u for e in ends), tuple(e.v for e in ends), edges)
             )
+            ops = tuple(self.ops[end.v] for end in ends)
+            self.shared_reads.append(SharedReads(ops, tensors, sources, columns))
 
     def tie(self, tied: Iterable[tuple[int, int]]) -> None:
         for first, second in tied:

@@ -36,7 +36,7 @@ from shardopt.solve.assignment.search.restriction import solve_in_steps
 from shardopt.solve.assignment.sharing.price_splitting import solve_shared
 from shardopt.solve.assignment.sharing.shared_edges import SharedEdges, Sharing
 from shardopt.solve.sharding.compilers.compiler import execution_of
-from shardopt.solve.sharding.intra_op.builder import ProblemBuilder
+from shardopt.solve.sharding.intra_op.builder import ProblemBuilder, SharedReads
 from shardopt.solve.sharding.intra_op.cheap_to_clone import find_cheap_to_clone
 from shardopt.solve.sharding.intra_op.communication import find_communication
 from shardopt.solve.sharding.intra_op.copies import copies_after_others, find_copies
@@ -244,6 +244,7 @@ class IntraOpTables:
             lifetimes=lives,
             problem=problem,
             groups=tuple(builder.groups),
+            shared_reads=tuple(builder.shared_reads),
             node_of=builder.node_of,
             order=order,
             aliases=builder.aliases,
@@ -267,6 +268,7 @@ class IntraOpProblem:
     lifetimes: tuple[Lifetime, ...]
     problem: Problem
     groups: tuple[SharedEdges, ...]
+    shared_reads: tuple[SharedReads, ...]
     node_of: Mapping[int, int]
     order: tuple[int, ...]
     aliases: Mapping[int, int]

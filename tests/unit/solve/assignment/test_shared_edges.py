@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import solve
+from shardopt.solve.assignment.sharing.held_copies import HeldCopy, with_held
 from shardopt.solve.assignment.sharing.price_splitting import solve_shared
 from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
 from shardopt.solve.assignment.sharing.shared_model import solve_exactly
@@ -144,6 +145,48 @@ def test_an_integer_program_finds_the_least_true_cost_within_memory(seed: int) -
     assert solution.status == "optimal" and solution.objective == pytest.approx(best)
     assert free.objective <= best + 1e-9
     assert evaluate(limited, solution.choice).feasible
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_held_copies_take_memory_or_are_made_again(seed: int) -> None:
+    """Readers run one after the other, each other one reads the copy."""
+    sharing, rng = random_sharing(seed), np.random.default_rng(seed)
+    problem, group = sharing.problem, sharing.groups[0]
+    reads = tuple(~missing & (rng.random((3, 3)) < 0.7) for missing in group.arcs.missing)
+    copy = HeldCopy(group, reads, tuple(range(1, 2 * len(reads), 2)), 5)
+    segments = tuple((Usage(0, 8, rng.integers(0, 4, 3)),) for _ in problem.costs)
+    limited = Problem(problem.costs, problem.edges, segments, int(1.2 * problem.num_nodes) + 3, 8)
+    stretches = len(copy.stretches)
+    held = with_held(limited, [copy])
+    solution = solve_exactly(replace(sharing, problem=held), None, 0.0, None, [copy])
+    best = float("inf")
+    for choice in product(range(3), repeat=problem.num_nodes):
+        seconds = true_cost(sharing, choice)
+        if seconds >= best:
+            continue
+        for kept in product(range(2), repeat=stretches):
+            if evaluate(held, choice + kept).feasible:
+                best = min(best, seconds + again(copy, choice, kept))
+    assert (solution.objective if solution.choice else float("inf")) == pytest.approx(best)
+
+
+def again(copy: HeldCopy, choice: tuple[int, ...], kept: tuple[int, ...]) -> float:
+    """From the definition: whoever reads the copy and finds it dropped since it was last read pays
+    for all of its way."""
+    group, last, seconds = copy.group, None, 0.0
+    for reader, time in enumerate(copy.times):
+        pair = copy.classes(choice, reader)
+        if not copy.reads[reader][pair]:
+            continue
+        if last is not None:
+            between = [
+                k for k, (lo, _) in zip(kept, copy.stretches, strict=True) if last < lo < time
+            ]
+            if not all(between):
+                way = group.arcs.paths[reader][pair].tolist()
+                seconds += sum(group.arcs.seconds[a] for a in way if a < len(group.arcs.seconds))
+        last = time
+    return seconds
 
 
 def test_a_tied_assignment_costs_as_much_as_what_it_stands_for() -> None:

@@ -1,0 +1,74 @@
+"""Copies that readers of a value leave for later ones: they take memory until then, or are made
+again.
+
+Readers that bring a value by the same way have the same copy. Between two of them that follow each
+other it is either kept, in every stretch of time between them, or the later one pays all of its way
+again. A stretch is a node of two strategies, dropped or kept, so that the limit of the problem
+counts it as it counts everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from shardopt.solve.assignment.problem import Problem, Usage
+from shardopt.solve.assignment.sharing.shared_edges import SharedEdges
+
+
+@dataclass(frozen=True, eq=False)
+class HeldCopy:
+    """A copy of `bytes` bytes that the readers of `group` have who take one of the pairs of classes
+    `reads[r]` (bool `[S, T_r]`), at the times `times[r]`."""
+
+    group: SharedEdges
+    reads: tuple[np.ndarray, ...]
+    times: tuple[int, ...]
+    bytes: int
+
+    @cached_property
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """Times `[lo, hi)` from the first reader to the last: those between two readers, and those
+        of the readers in the middle, who may read another copy."""
+        can_read = zip(self.times, self.reads, strict=True)
+        at = sorted({time for time, reads in can_read if reads.any()})
+        stretches = [stretch for a, b in pairwise(at) for stretch in ((a + 1, b), (b, b + 1))]
+        return tuple((lo, hi) for lo, hi in stretches if lo < hi and lo != at[-1])
+
+    def made_again(self, choice: Sequence[int], kept: Sequence[bool]) -> Iterator[int]:
+        """The readers that make another copy under an assignment and with some stretches kept."""
+        users = sorted(
+            (time, reader) for reader, time in enumerate(self.times) if self._reads(choice, reader)
+        )
+        for (before, _), (after, reader) in pairwise(users):
+            between = (before < lo < after for lo, _ in self.stretches)
+            if any(inside and not keep for inside, keep in zip(between, kept, strict=True)):
+                yield reader
+
+    def way(self, reader: int) -> np.ndarray:
+        """Seconds of all of the reader's way, for each pair of classes: `[S, T_r]`."""
+        arcs = self.group.arcs
+        return np.append(arcs.seconds, 0.0)[arcs.paths[reader]].sum(axis=2)
+
+    def classes(self, choice: Sequence[int], reader: int) -> tuple[int, int]:
+        group = self.group
+        row = group.arcs.rows[reader][choice[group.sources[reader]]]
+        return int(row), int(group.arcs.columns[reader][choice[group.readers[reader]]])
+
+    def _reads(self, choice: Sequence[int], reader: int) -> bool:
+        return bool(self.reads[reader][self.classes(choice, reader)])
+
+
+def with_held(problem: Problem, copies: Sequence[HeldCopy]) -> Problem:
+    """The problem with a node for each stretch of each copy behind its own, in their order."""
+    segments = [
+        (Usage(lo, hi, np.array([0, copy.bytes])),) for copy in copies for lo, hi in copy.stretches
+    ]
+    return replace(
+        problem,
+        costs=(*problem.costs, *(np.zeros(2) for _ in segments)),
+        usages=(*(problem.usages or ()), *segments),
+    )

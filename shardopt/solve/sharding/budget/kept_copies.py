@@ -1,0 +1,85 @@
+"""Copies of operands that outlive their first reader, where they exceed a limit: as held copies of
+the problem, and as copies made anew in its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from shardopt.mesh.mesh import Sharding
+from shardopt.solve.assignment.sharing.held_copies import HeldCopy
+from shardopt.solve.assignment.sharing.shared_model import made_again
+from shardopt.solve.sharding.budget.model import Operand
+from shardopt.solve.sharding.budget.operand_copies import copies_of
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, local_bytes
+
+
+class KeptCopy(NamedTuple):
+    """A copy in `sharding` of what the readers of a group of shared edges read."""
+
+    group: int
+    sharding: Sharding
+
+
+@dataclass(frozen=True, eq=False)
+class Overlooked:
+    """What plans have shown that the problem within a limit has to count."""
+
+    copies: dict[Operand, None] = field(default_factory=dict)
+    kept: dict[KeptCopy, None] = field(default_factory=dict)
+
+
+def kept_at_excess(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> tuple[KeptCopy, ...]:
+    """The copies that are held between their readers at a time above the limit."""
+    above = np.flatnonzero(plan.live_bytes > limit)
+    group_of = {
+        (op, tensor): number
+        for number, reads in enumerate(problem.shared_reads)
+        for op, tensor in zip(reads.ops, reads.tensors, strict=True)
+    }
+    kept = dict[KeptCopy, None]()
+    for copy, sharding, _ in copies_of(problem, plan):
+        number = group_of.get((copy.op, copy.tensor))
+        held = (copy.start < above) & (above < copy.stop - 1)
+        if number is not None and held.any() and _is_one_value(problem, number):
+            kept[KeptCopy(number, sharding)] = None
+    return tuple(kept)
+
+
+def held_copy(problem: IntraOpProblem, kept: KeptCopy) -> HeldCopy:
+    group, reads = problem.groups[kept.group], problem.shared_reads[kept.group]
+    graph, mesh = problem.tables.graph, problem.tables.mesh
+    position = {op: at for at, op in enumerate(problem.order)}
+    pairs = []
+    for reader, (source, column) in enumerate(zip(reads.sources, reads.columns, strict=True)):
+        moves = np.array([sharding != kept.sharding for sharding in source.distinct])
+        reaches = np.array([sharding == kept.sharding for sharding in column.distinct])
+        pairs.append(moves[:, None] & reaches[None, :] & ~group.arcs.missing[reader])
+    size = local_bytes(graph, mesh, reads.tensors[0], kept.sharding)
+    return HeldCopy(group, tuple(pairs), tuple(position[op] for op in reads.ops), size)
+
+
+def fresh_of(
+    problem: IntraOpProblem,
+    kept: Sequence[KeptCopy],
+    held: Sequence[HeldCopy],
+    choice: Sequence[int],
+) -> FreshCopies:
+    """The copies that an assignment of the problem with these held copies makes anew."""
+    fresh = set()
+    for each, (_, readers) in zip(kept, made_again(held, choice), strict=True):
+        reads = problem.shared_reads[each.group]
+        fresh |= {(reads.tensors[r], each.sharding, reads.ops[r]) for r in readers}
+    return frozenset(fresh)
+
+
+def _is_one_value(problem: IntraOpProblem, number: int) -> bool:
+    """Whether all readers read one tensor, which no marker among them hands on."""
+    reads, graph = problem.shared_reads[number], problem.tables.graph
+    results = (result for op in reads.ops for result in graph.ops[op].results)
+    return len(set(reads.tensors)) == 1 and not any(r in graph.handed_on for r in results)
