@@ -86,8 +86,8 @@ def measure(path: Path, mesh: str, cluster: str, time_limit: float, more: str = 
             return Row(path.stem, mesh, error=str(error).splitlines()[0])
     total, cpu = perf_counter() - begin, process_time() - begin_cpu
     step = next(step for step in result.steps if step.leaf.name == _PASS)
-    spans = {name.removeprefix(_SPAN).split()[0]: seconds for name, seconds in step.spans.items()}
-    spans["import"] = total - step.seconds
+    spans = {name.removeprefix(_SPAN).split()[0]: time.wall for name, time in step.spans.items()}
+    spans["import"] = total - step.time.wall
     numbers = {name.partition(": ")[2]: value for name, value in step.statistics.items()}
     return Row(
         path.stem,

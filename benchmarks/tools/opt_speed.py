@@ -88,8 +88,8 @@ def _ours(text: str) -> dict[str, float]:
         for number, step in enumerate(
             run_pipeline(module, phase_range("import", "import")).steps, 1
         ):
-            times[f"{number:2} {step.leaf.name}"] = step.seconds
-            times["verify each"] = times.get("verify each", 0.0) + step.verify_seconds
+            times[f"{number:2} {step.leaf.name}"] = step.time.wall
+            times["verify each"] = times.get("verify each", 0.0) + step.verify_time.wall
         begin = perf_counter()
         module_text(module)
         times["write"] = perf_counter() - begin

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
+from shardopt.ir.line_breaking import broken
+
 
 @dataclass(frozen=True)
 class PrintStyle:
     """Flags of the printer, under the names of mlir-opt; limits count elements and characters, None
-    prints all."""
+    prints all. Lines longer than `width` are broken at the commas of their lists."""
 
     debug_info: bool = False
     pretty_debug_info: bool = False
@@ -22,6 +24,7 @@ class PrintStyle:
     elements_limit: int | None = None
     resource_limit: int | None = None
     assume_verified: bool = False
+    width: int | None = None
 
     def text(self, op: ir.Operation | ir.OpView, *, verified: bool = False) -> str:
         """The op as text that ends in a newline. Unless `verified`, invalid IR is found and printed
@@ -37,7 +40,8 @@ class PrintStyle:
             large_resource_limit=self.resource_limit,
             assume_verified=verified or self.assume_verified,
         )
-        return str(text).rstrip("\n") + "\n"
+        text = str(text).rstrip("\n") + "\n"
+        return text if self.width is None else broken(text, self.width)
 
 
 PLAIN = PrintStyle()

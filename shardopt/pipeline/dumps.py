@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
-from shardopt.ir.printing import PLAIN, PrintStyle
+from shardopt.ir.printing import PrintStyle
 from shardopt.pipeline.instrumentation import Instrumentation
+from shardopt.pipeline.ir_printer import DUMP_WIDTH
 from shardopt.pipeline.parser import Leaf, PhaseStep, Pipeline, leaves, leaves_of
 from shardopt.pipeline.timing import timing_json, timing_tree
 from shardopt.support.errors import UserError
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 # folder there.
 DUMP_VARIABLE = "SHARDOPT_DUMP_IR_TO"
 
+# All constants, since files can be run again; long lines are broken, since they are read, too.
+FILE_STYLE = PrintStyle(width=DUMP_WIDTH)
+
 DUMP_FILE = re.compile(r"\d+[_-].*\.mlir")
 
 
@@ -36,11 +40,14 @@ class TreeDumper(Instrumentation):
     `timing.json`.
 
     The dumps of an earlier run in the same directory are removed first, so that no stale file
-    misleads."""
+    misleads. With `only_changes` passes that change nothing leave no file, and the numbers of
+    the others stay."""
 
     directory: Path
-    style: PrintStyle = PLAIN
+    style: PrintStyle = FILE_STYLE
+    only_changes: bool = False
     _count: int = field(default=0, repr=False)
+    _text: str = field(default="", repr=False)
     _digits: int = field(default=2, repr=False)
     last_file: Path | None = field(default=None, repr=False)
 
@@ -65,8 +72,12 @@ class TreeDumper(Instrumentation):
         )
 
     def _write(self, name: str, module: ir.Module) -> None:
+        text = self.style.text(module.operation)
+        if self.only_changes and self._count and text == self._text:
+            return
+        self._text = text
         self.last_file = self.directory / f"{self._count:0{self._digits}}_{name}.mlir"
-        self.last_file.write_text(self.style.text(module.operation), encoding="utf-8")
+        self.last_file.write_text(text, encoding="utf-8")
 
 
 @dataclass
@@ -75,7 +86,7 @@ class PhaseDumper(Instrumentation):
     pipeline."""
 
     directory: Path
-    style: PrintStyle = PLAIN
+    style: PrintStyle = FILE_STYLE
     _ends: dict[int, str] = field(default_factory=dict, repr=False)
     _done: int = field(default=0, repr=False)
     _written: int = field(default=0, repr=False)

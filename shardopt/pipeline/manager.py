@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 
 from jaxlib.mlir import ir
 
@@ -16,7 +15,7 @@ from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.parser import Leaf, PassStep, Pipeline, anchored, leaves, parse_pipeline
 from shardopt.pipeline.scope import ops_under
 from shardopt.support.errors import UserError
-from shardopt.support.spans import collecting
+from shardopt.support.spans import Seconds, clocks, collecting
 
 
 class InvalidModuleError(Exception):
@@ -31,17 +30,17 @@ class InvalidModuleError(Exception):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One pass that ran: where it stood, its wall time and the verifier's, and the statistics it
+    """One pass that ran: where it stood, its time and the verifier's, and the statistics it
     recorded.
 
-    `spans` are the seconds of named parts of the pass (building and solving an integer program),
-    inside `seconds`."""
+    `spans` are the times of named parts of the pass (building and solving an integer program),
+    inside `time`."""
 
     leaf: Leaf
-    seconds: float
-    verify_seconds: float
+    time: Seconds
+    verify_time: Seconds
     statistics: dict[str, int | float] = field(default_factory=dict)
-    spans: dict[str, float] = field(default_factory=dict)
+    spans: dict[str, Seconds] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,14 +103,14 @@ class _Run:
         for hooks in self.instrumentation:
             hooks.before(leaf, self.module)
         self._warn_if_idle(leaf)
-        started = perf_counter()
+        started = clocks()
         try:
             with collecting() as spans:
                 statistics = self._execute(leaf)
-            executed = perf_counter()
+            executed = clocks()
             if self.verify_each:
                 _verify_after(leaf, self.module)
-            verified = perf_counter()
+            verified = clocks()
         except Exception as error:
             error.add_note(f"while running {leaf.step}")
             for hooks in self.instrumentation:

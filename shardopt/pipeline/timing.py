@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardopt.support.spans import Seconds
+
 if TYPE_CHECKING:
     from shardopt.pipeline.manager import PipelineResult, StepResult
 
@@ -20,10 +22,10 @@ RULE = "===" + "-" * 73 + "==="
 
 @dataclass(frozen=True)
 class Timed:
-    """A named share of the wall time, with the parts that were measured inside."""
+    """A named share of the time, with the parts that were measured inside."""
 
     name: str
-    seconds: float
+    time: Seconds
     parts: tuple[Timed, ...] = ()
 
 
@@ -32,7 +34,7 @@ def timing_tree(
 ) -> tuple[Timed, ...]:
     """The work of a run in its order; `before` and `after` are what happened around the passes,
     such as parsing."""
-    verifier = Timed("Verifier", sum(step.verify_seconds for step in result.steps))
+    verifier = Timed("Verifier", _sum(step.verify_time for step in result.steps))
     return (*before, *_grouped(result.steps, 0), verifier, *after)
 
 
@@ -45,56 +47,64 @@ def merged(trees: Iterable[tuple[Timed, ...]]) -> tuple[Timed, ...]:
             seen[row.name] = seen.get(row.name, 0) + 1
             rows.setdefault(f"{row.name}#{seen[row.name]}", []).append(row)
     return tuple(
-        Timed(same[0].name, sum(row.seconds for row in same), merged(row.parts for row in same))
+        Timed(same[0].name, _sum(row.time for row in same), merged(row.parts for row in same))
         for same in rows.values()
     )
 
 
+def with_rest(tree: Sequence[Timed], whole: Seconds) -> tuple[Timed, ...]:
+    """The rows with one more for what is in none of them: starting up, dumps, statistics."""
+    return (*tree, Timed("Rest", whole - _sum(row.time for row in tree)))
+
+
 def timing_list(tree: Sequence[Timed]) -> tuple[Timed, ...]:
     """All rows by name with their own time, without that of their parts; the longest first."""
-    by_name: dict[str, float] = {}
+    by_name: dict[str, Seconds] = {}
     for row in _all_rows(tree):
-        seconds = row.seconds - sum(part.seconds for part in row.parts)
+        own = row.time - _sum(part.time for part in row.parts)
         # Phases and nests are no more than their parts.
-        if not row.parts or seconds > 1e-7 * row.seconds:
-            by_name[row.name] = by_name.get(row.name, 0.0) + seconds
+        if not row.parts or own.wall > 1e-7 * row.time.wall:
+            by_name[row.name] = by_name.get(row.name, Seconds()) + own
     return tuple(
-        Timed(name, seconds)
-        for name, seconds in sorted(by_name.items(), key=lambda item: (-item[1], item[0]))
+        Timed(name, time)
+        for name, time in sorted(by_name.items(), key=lambda item: (-item[1].wall, item[0]))
     )
 
 
 def timing_report(tree: Sequence[Timed], display: Literal["tree", "list"] = "tree") -> str:
     """The report as text."""
     rows = timing_list(tree) if display == "list" else tuple(tree)
-    total = sum(row.seconds for row in tree)
+    total = _sum(row.time for row in tree)
     title = "... Execution time report ...".center(len(RULE)).rstrip()
     lines = [
         RULE,
         title,
         RULE,
-        f"  Total Execution Time: {total:.4f} seconds",
+        f"  Total Execution Time: {total.wall:.4f} seconds",
         "",
-        "  ----Wall Time----  ----Name----",
+        "  ----Wall Time----  ----CPU Time-----  ----Name----",
     ]
     for depth, row in [*_with_depth(rows, 0), (0, Timed("Total", total))]:
-        share = 100 * row.seconds / total if total else 0.0
-        lines.append(f"  {row.seconds:8.4f} ({share:5.1f}%)  {'  ' * depth}{row.name}")
+        wall = _with_share(row.time.wall, total.wall)
+        lines.append(f"  {wall}  {_with_share(row.time.cpu, total.cpu)}  {'  ' * depth}{row.name}")
     return "\n".join(lines)
 
 
 def timing_json(tree: Sequence[Timed], display: Literal["tree", "list"] = "tree") -> str:
-    """The report as JSON: a list of `{"wall": {"duration": seconds, "percentage": …}, "name": …,
-    "passes": […]}`."""
-    total = sum(row.seconds for row in tree)
+    """The report as JSON: a list of `{"wall": {"duration": seconds, "percentage": …}, "cpu": {…},
+    "name": …, "passes": […]}`."""
+    total = _sum(row.time for row in tree)
     rows = timing_list(tree) if display == "list" else tuple(tree)
     return json.dumps([_to_json(row, total) for row in (*rows, Timed("Total", total))], indent=1)
 
 
-def _to_json(row: Timed, total: float) -> dict[str, Any]:
-    share = 100 * row.seconds / total if total else 0.0
-    wall = {"duration": round(row.seconds, 6), "percentage": round(share, 1)}
-    fields: dict[str, Any] = {"wall": wall, "name": row.name}
+def _to_json(row: Timed, total: Seconds) -> dict[str, Any]:
+    def shares(seconds: float, whole: float) -> dict[str, float]:
+        share = round(_share(seconds, whole), 1)
+        return {"duration": round(seconds, 6), "percentage": share}
+
+    wall, cpu = shares(row.time.wall, total.wall), shares(row.time.cpu, total.cpu)
+    fields: dict[str, Any] = {"wall": wall, "cpu": cpu, "name": row.name}
     if row.parts:
         fields["passes"] = [_to_json(part, total) for part in row.parts]
     return fields
@@ -109,13 +119,25 @@ def _grouped(steps: Iterable[StepResult], depth: int) -> tuple[Timed, ...]:
             rows += [_row(step) for step in inside]
             continue
         parts = _grouped(inside, depth + 1)
-        rows.append(Timed(group[0], sum(part.seconds for part in parts), parts))
+        rows.append(Timed(group[0], _sum(part.time for part in parts), parts))
     return tuple(rows)
 
 
 def _row(step: StepResult) -> Timed:
-    parts = tuple(Timed(name, seconds) for name, seconds in step.spans.items())
-    return Timed(str(step.leaf.step), step.seconds, parts)
+    parts = tuple(Timed(name, time) for name, time in step.spans.items())
+    return Timed(str(step.leaf.step), step.time, parts)
+
+
+def _sum(times: Iterable[Seconds]) -> Seconds:
+    return sum(times, Seconds())
+
+
+def _share(seconds: float, total: float) -> float:
+    return 100 * seconds / total if total else 0.0
+
+
+def _with_share(seconds: float, total: float) -> str:
+    return f"{seconds:8.4f} ({_share(seconds, total):5.1f}%)"
 
 
 def _all_rows(tree: Iterable[Timed]) -> Iterable[Timed]:

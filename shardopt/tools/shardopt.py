@@ -13,6 +13,7 @@ from shardopt.options.plan_options import PlanOptions
 from shardopt.tools.commands.compare_measured import add_compare_measured
 from shardopt.tools.commands.profile import add_profile
 from shardopt.tools.commands.program import add_program
+from shardopt.tools.commands.reduce import add_reduce
 from shardopt.tools.commands.report import add_report
 from shardopt.tools.commands.schedule import add_schedule
 from shardopt.tools.commands.shard import add_shard
@@ -43,6 +44,7 @@ _READING = {
     "schedule": "schedule",
     "program": "program",
     "report": "plan",
+    "reduce": "module",
 }
 
 
@@ -120,6 +122,9 @@ def _parser() -> ToolParser:
     )
     add_run(commands.add_parser("run", help="run a plan on this machine or on a Ray cluster"))
     add_report(commands.add_parser("report", help="write a plan as a page of HTML"))
+    add_reduce(
+        commands.add_parser("reduce", help="shrink a module and a pipeline that fail together")
+    )
     add_program(commands.add_parser("program", help="show the instructions that a plan runs"))
     return parser
 

@@ -73,6 +73,7 @@ ALLOWED: dict[str, set[str]] = {
         *("ir", "dialect", "extract", "forms"),
     },
     "pipeline": {"support", "ir", "passes"},
+    "reduce": {"support", "ir", "passes", "pipeline"},
     "report": {
         "mesh",
         "hardware",
@@ -107,7 +108,7 @@ ALLOWED: dict[str, set[str]] = {
     "tools": {
         "measured",
         *("support", "options", "mesh", "hardware", "planfile", "schedule", "solve"),
-        *("ir", "forms", "passes", "pipeline", "report", "runtime", "frontend"),
+        *("ir", "forms", "passes", "pipeline", "reduce", "report", "runtime", "frontend"),
     },
 }
 # Packages that are all rooms: no file lies beside their folders, and a room imports only from those

@@ -10,7 +10,6 @@ import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 
 from jaxlib.mlir import ir
 
@@ -39,8 +38,16 @@ from shardopt.pipeline.statistics import (
     statistics_report,
     summed,
 )
-from shardopt.pipeline.timing import Timed, merged, timing_json, timing_report, timing_tree
+from shardopt.pipeline.timing import (
+    Timed,
+    merged,
+    timing_json,
+    timing_report,
+    timing_tree,
+    with_rest,
+)
 from shardopt.support.errors import UserError
+from shardopt.support.spans import clocks, since_start
 from shardopt.tools.common import EXIT_BUG, EXIT_OK, EXIT_USER_ERROR, report_bug
 from shardopt.tools.opt.options import NAME, PassFlag
 from shardopt.tools.opt.reporter import Reporter
@@ -96,12 +103,12 @@ class Driver:
             print(self._pipeline_dump(), file=sys.stderr)
         done = [self._process(part) for part in self.parts]
         worst = max(code for code, _ in done)
-        started = perf_counter()
+        started = clocks()
         if worst == EXIT_OK or (len(done) > 1 and self.options.output == STDIO):
             marker = f"{self.options.output_split_marker}\n".encode()
             self.trace.note(doing="write")
             write_output(marker.join(output for _, output in done), self.options.output)
-        self.timings.append((Timed("Output", perf_counter() - started),))
+        self.timings.append((Timed("Output", clocks() - started),))
         self._print_figures()
         return worst
 
@@ -144,7 +151,7 @@ class Driver:
         return code, output
 
     def _compile(self, part: Part, report: Reporter) -> bytes:
-        started = perf_counter()
+        started = clocks()
         self.trace.note(doing="read", part=part.number)
         module = self._load(part, report)
         if self.options.verify_roundtrip:
@@ -152,7 +159,7 @@ class Driver:
         if path := self.options.mlir_generate_reproducer:
             recipe = Reproduction(str(self.task.pipeline), self.task.verify_each)
             write_output(reproducer_text(module, recipe).encode(), path)
-        parsed = perf_counter()
+        parsed = clocks()
         result = run_pipeline(
             module,
             self.task.pipeline,
@@ -160,13 +167,13 @@ class Driver:
             handler=report,
             verify_each=self.task.verify_each,
         )
-        finished = perf_counter()
+        finished = clocks()
         self.trace.note(doing="print")
         output = encode_module(
             module, self.form, output_style(self.options), self.options.emit_bytecode_version
         )
         before = Timed("Parser", parsed - started)
-        after = Timed("Output", perf_counter() - finished)
+        after = Timed("Output", clocks() - finished)
         self.timings.append(timing_tree(result, (before,), (after,)))
         if self.watchers.counter is not None:
             self.figures.append(pass_figures(result, self.watchers.counter))
@@ -280,7 +287,8 @@ class Driver:
         options, as_json = self.options, self.options.mlir_output_format == "json"
         if options.mlir_timing:
             timing = timing_json if as_json else timing_report
-            print(timing(merged(self.timings), options.mlir_timing_display), file=sys.stderr)
+            tree = with_rest(merged(self.timings), since_start())
+            print(timing(tree, options.mlir_timing_display), file=sys.stderr)
         if options.mlir_pass_statistics:
             statistics = statistics_json if as_json else statistics_report
             print(

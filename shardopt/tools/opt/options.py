@@ -141,6 +141,12 @@ def split_pass_flags(
     return tuple(known), tuple(flags)
 
 
+def _width(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number of characters, found '{text}'")
+    return int(text)
+
+
 def _flag(group: argparse._ActionsContainer, name: str, help: str) -> None:
     group.add_argument(name, action="store_true", help=help)
 
@@ -275,6 +281,13 @@ def _add_printing(parser: ToolParser) -> None:
     _flag(style, "--mlir-print-skip-regions", "leave the bodies of ops out")
     _flag(style, "--mlir-print-assume-verified", "print without verifying, also what is invalid")
     style.add_argument(
+        "--print-width",
+        type=_width,
+        metavar="N",
+        help="break longer lines at the commas of lists; 0 for never (default: never in the "
+        "output, 120 in dumps)",
+    )
+    style.add_argument(
         "--mlir-elide-elementsattrs-if-larger",
         help="cut constants of more elements (default: none in the output, 16 in dumps)",
         type=int,
@@ -293,6 +306,7 @@ def _add_ir_dumps(parser: ToolParser) -> None:
     _flag(dumps, "--mlir-print-ir-before-all", "print IR before each pass")
     _flag(dumps, "--mlir-print-ir-after-all", "print IR after each pass")
     _flag(dumps, "--mlir-print-ir-after-change", "print IR after passes that change it")
+    _flag(dumps, "--mlir-print-ir-diff", "print what passes change, as a unified diff of the IR")
     _flag(dumps, "--mlir-print-ir-after-failure", "print IR after a pass that fails")
     _flag(dumps, "--mlir-print-ir-module-scope", "print the whole module around nested passes")
     for when in ("before", "after"):

@@ -16,7 +16,7 @@ from shardopt.ir.printing import PrintStyle
 from shardopt.passes.registry import PASSES, PREFIX
 from shardopt.pipeline.dumps import PhaseDumper, TreeDumper
 from shardopt.pipeline.instrumentation import Instrumentation
-from shardopt.pipeline.ir_printer import DUMP_STYLE, IRPrinter
+from shardopt.pipeline.ir_printer import DUMP_STYLE, DUMP_WIDTH, IRPrinter
 from shardopt.pipeline.parser import (
     ROOT_ANCHOR,
     NestStep,
@@ -111,7 +111,9 @@ def make_watchers(
     return Watchers(
         progress,
         OpCounter() if options.mlir_pass_statistics else None,
-        TreeDumper(Path(tree) / folder, _file_style(options)) if tree is not None else None,
+        TreeDumper(Path(tree) / folder, _file_style(options), options.mlir_print_ir_after_change)
+        if tree is not None
+        else None,
         tuple(others),
     )
 
@@ -124,6 +126,8 @@ def _printer(options: argparse.Namespace, pipeline: Pipeline) -> IRPrinter:
         after_change=options.mlir_print_ir_after_change,
         after_failure=options.mlir_print_ir_after_failure,
         module_scope=options.mlir_print_ir_module_scope,
+        diff=options.mlir_print_ir_diff,
+        color=options.color or sys.stderr.isatty(),
         before_passes=_named_passes(
             options.mlir_print_ir_before, "--mlir-print-ir-before", pipeline
         ),
@@ -154,6 +158,7 @@ def output_style(options: argparse.Namespace) -> PrintStyle:
         elements_limit=options.mlir_elide_elementsattrs_if_larger,
         resource_limit=options.mlir_elide_resource_strings_if_larger,
         assume_verified=options.mlir_print_assume_verified,
+        width=options.print_width or None,
     )
 
 
@@ -164,17 +169,26 @@ def _dump_style(options: argparse.Namespace) -> PrintStyle:
         style,
         elements_limit=DUMP_STYLE.elements_limit if elements is None else elements,
         resource_limit=DUMP_STYLE.resource_limit if resources is None else resources,
+        width=_dump_width(options),
     )
 
 
 def _file_style(options: argparse.Namespace) -> PrintStyle:
-    """Dumps in files can be run again, so only locations and wanted cuts change their form."""
+    """Dumps in files can be run again, so only locations, names, widths and wanted cuts change
+    their form."""
     style = output_style(options)
     return PrintStyle(
         debug_info=style.debug_info,
+        nameloc_as_prefix=style.nameloc_as_prefix,
+        width=_dump_width(options),
         elements_limit=style.elements_limit,
         resource_limit=style.resource_limit,
     )
+
+
+def _dump_width(options: argparse.Namespace) -> int | None:
+    """0 leaves lines as they are."""
+    return DUMP_WIDTH if options.print_width is None else options.print_width or None
 
 
 def output_form(options: argparse.Namespace) -> OutputForm:

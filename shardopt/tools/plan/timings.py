@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
 from shardopt.pipeline.manager import PipelineResult
 from shardopt.pipeline.timing import Timed, merged, timing_report, timing_tree
+from shardopt.support.spans import Seconds, clocks
 
 
 class PlanTimings:
-    """The seconds of all phases; what is neither a phase nor the output is reading the model and
+    """The time of all phases; what is neither a phase nor the output is reading the model and
     looking it up."""
 
     def __init__(self) -> None:
-        self._begun = perf_counter()
+        self._begun = clocks()
         self._planned = self._begun
         self._phases: list[tuple[Timed, ...]] = []
 
@@ -23,10 +22,10 @@ class PlanTimings:
 
     def planned(self) -> None:
         """The plan is there; what follows is output."""
-        self._planned = perf_counter()
+        self._planned = clocks()
 
     def report(self) -> str:
         rows = merged(self._phases)
-        elsewhere = self._planned - self._begun - sum(row.seconds for row in rows)
-        output = Timed("Output", perf_counter() - self._planned)
+        elsewhere = self._planned - self._begun - sum((row.time for row in rows), Seconds())
+        output = Timed("Output", clocks() - self._planned)
         return timing_report((Timed("Model and cache", elsewhere), *rows, output))

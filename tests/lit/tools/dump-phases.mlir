@@ -3,7 +3,7 @@
 // RUN: shardopt-opt %s --to=microbatch --phase-options="batch-args=none" --dump-compilation-phases-to=%t.dir -o %t
 // RUN: ls %t.dir | FileCheck %s --check-prefix=FILES
 // RUN: FileCheck %s --check-prefix=IMPORT < %t.dir/1-import.mlir
-// RUN: shardopt-opt %t.dir/1-import.mlir --from=microbatch --to=microbatch --phase-options="batch-args=none" | diff - %t.dir/2-microbatch.mlir
+// RUN: shardopt-opt %t.dir/1-import.mlir --from=microbatch --to=microbatch --phase-options="batch-args=none" --print-width=120 | diff - %t.dir/2-microbatch.mlir
 // RUN: env SHARDOPT_DUMP_IR_TO=%t.all shardopt-opt %s --cse -o %t
 // RUN: env SHARDOPT_DUMP_IR_TO=%t.all shardopt-opt %s --canonicalize -o %t
 // RUN: ls %t.all/001 %t.all/002 | FileCheck %s --check-prefix=ALL

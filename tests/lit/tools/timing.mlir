@@ -6,17 +6,18 @@
 
 // CHECK: ... Execution time report ...
 // CHECK: Total Execution Time: {{[0-9.]+}} seconds
-// CHECK: ----Wall Time----  ----Name----
-// CHECK-NEXT: {{[0-9.]+}} ({{ *[0-9.]+}}%)  Parser
-// CHECK-NEXT: {{[0-9.]+}} ({{ *[0-9.]+}}%)  func.func
-// CHECK-NEXT: {{[0-9.]+}} ({{ *[0-9.]+}}%)    cse
-// CHECK-NEXT: {{[0-9.]+}} ({{ *[0-9.]+}}%)    canonicalize
-// CHECK-NEXT: {{[0-9.]+}} ({{ *[0-9.]+}}%)  symbol-dce
+// CHECK: ----Wall Time----  ----CPU Time-----  ----Name----
+// CHECK-NEXT: {{[0-9.]+}} ({{ *[0-9.]+}}%) {{ *[0-9.]+}} ({{ *[0-9.]+}}%)  Parser
+// CHECK-NEXT: {{[0-9.]+}} ({{ *[0-9.]+}}%) {{ *[0-9.]+}} ({{ *[0-9.]+}}%)  func.func
+// CHECK-NEXT: {{[0-9.]+}} ({{ *[0-9.]+}}%) {{ *[0-9.]+}} ({{ *[0-9.]+}}%)    cse
+// CHECK-NEXT: {{[0-9.]+}} ({{ *[0-9.]+}}%) {{ *[0-9.]+}} ({{ *[0-9.]+}}%)    canonicalize
+// CHECK-NEXT: {{[0-9.]+}} ({{ *[0-9.]+}}%) {{ *[0-9.]+}} ({{ *[0-9.]+}}%)  symbol-dce
 // CHECK-NEXT: Verifier
 // CHECK-NEXT: Output
+// CHECK-NEXT: Rest
 // CHECK-NEXT: (100.0%)  Total
 
-// LIST: ----Wall Time----  ----Name----
+// LIST: ----Wall Time----  ----CPU Time-----  ----Name----
 // LIST-DAG: Parser
 // LIST-DAG: cse
 // LIST-DAG: symbol-dce

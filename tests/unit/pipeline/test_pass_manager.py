@@ -39,9 +39,10 @@ from shardopt.pipeline.timing import (
     timing_list,
     timing_report,
     timing_tree,
+    with_rest,
 )
 from shardopt.support.errors import UserError
-from shardopt.support.spans import timed
+from shardopt.support.spans import Seconds, timed
 
 TEXT = """\
 func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
@@ -110,7 +111,7 @@ def test_runs_python_and_native_passes_in_order(module: ir.Module) -> None:
     assert str(module).count("stablehlo.add") == 1
     assert "shardopt.tried" in str(module)
     assert [step.leaf.name for step in result.steps] == ["shardopt-try-run", "cse", "canonicalize"]
-    assert all(step.seconds > 0 and step.verify_seconds > 0 for step in result.steps)
+    assert all(step.time.wall > 0 and step.verify_time.wall > 0 for step in result.steps)
     assert result.statistics == {("shardopt-try-run", "ops"): 3}
     assert [(d.severity, d.kind, d.message) for d in seen] == [
         ("remark", "no-sharding-rule", "is followed by another"),
@@ -253,9 +254,9 @@ def test_tree_files_can_be_run_again(module: ir.Module, tmp_path: Path) -> None:
 
 def test_timing_report_sums_groups(module: ir.Module) -> None:
     result = run_pipeline(module, "func.func(cse,canonicalize),symbol-dce")
-    tree = timing_tree(result, [Timed("Parser", 1.0)])
+    tree = timing_tree(result, [Timed("Parser", Seconds(1.0, 0.5))])
     rows = timing_report(tree).split("\n")[6:]
-    names = [row[row.index(")") + 3 :] for row in rows]
+    names = [row[row.rindex("%)") + 4 :] for row in rows]
     assert names == [
         "Parser",
         "func.func",
@@ -271,23 +272,26 @@ def test_timing_report_sums_groups(module: ir.Module) -> None:
 
 
 def test_timing_lists_each_name_with_its_own_time() -> None:
-    solve = Timed("solve", 2.0)
-    tree = (
-        Timed("phase", 6.0, (Timed("cse", 1.0), Timed("shard", 5.0, (solve,)))),
-        Timed("cse", 0.5),
-    )
-    assert timing_list(tree) == (Timed("shard", 3.0), solve, Timed("cse", 1.5))
+    def row(name: str, wall: float, *parts: Timed) -> Timed:
+        return Timed(name, Seconds(wall, 2 * wall), parts)
+
+    solve = row("solve", 2.0)
+    tree = (row("phase", 6.0, row("cse", 1.0), row("shard", 5.0, solve)), row("cse", 0.5))
+    assert timing_list(tree) == (row("shard", 3.0), solve, row("cse", 1.5))
     parsed = json.loads(timing_json(tree))
     assert [row["name"] for row in parsed] == ["phase", "cse", "Total"]
     assert parsed[0]["passes"][1]["wall"] == {"duration": 5.0, "percentage": 76.9}
-    assert merged([tree, tree])[0].parts[1] == Timed("shard", 10.0, (Timed("solve", 4.0),))
+    assert parsed[0]["passes"][1]["cpu"] == {"duration": 10.0, "percentage": 76.9}
+    assert merged([tree, tree])[0].parts[1] == row("shard", 10.0, row("solve", 4.0))
+    whole = with_rest(tree, Seconds(8.0, 14.0))
+    assert whole[-1] == Timed("Rest", Seconds(1.5, 1.0))
 
 
 def test_spans_of_a_pass_are_recorded(module: ir.Module) -> None:
     result = run_pipeline(module, "shardopt-try-run{action=solve}")
     assert (
         list(result.steps[0].spans) == ["solve"]
-        and 0 < result.steps[0].spans["solve"] <= result.steps[0].seconds
+        and 0 < result.steps[0].spans["solve"].wall <= result.steps[0].time.wall
     )
 
 

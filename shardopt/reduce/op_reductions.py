@@ -1,0 +1,176 @@
+"""Fewer functions, operations and regions, and smaller constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxlib.mlir import ir
+
+from shardopt.ir.rewriting import (
+    functions,
+    operations,
+    replace_op,
+    splice_block,
+    symbol_name,
+)
+from shardopt.ir.splats import is_splat, splat_constant
+from shardopt.reduce.candidate import Subject
+from shardopt.reduce.edits import (
+    CONSTANT,
+    FUNCTION,
+    Preference,
+    StandIns,
+    calls_in,
+    drop_op,
+    drop_ops,
+    end_of,
+    entry,
+    is_read,
+)
+
+_MODULE = "builtin.module"
+
+
+class DropFunctions:
+    """Erases functions; constants stand in for what their calls gave."""
+
+    name = "functions"
+
+    def places(self, subject: Subject) -> int:
+        return len(list(functions(subject.module)))
+
+    def apply(self, subject: Subject, chosen: range) -> None:
+        victims = [each for k, each in enumerate(functions(subject.module)) if k in chosen]
+        stand_ins = StandIns(("constant", "operand", "argument"))
+        names = {symbol_name(each) for each in victims}
+        calls = calls_in(subject.module.operation)
+        for name in sorted(names):
+            for call in calls.get(name, []):
+                if not _is_inside(call, victims):
+                    drop_op(call, stand_ins)
+        stand_ins.finish()
+        for each in victims:
+            each.erase()
+
+
+@dataclass(frozen=True)
+class DropOps:
+    """Erases operations with all that only they read. In the place of a result that is read comes
+    an operand of the same type, a constant or a new argument, whichever stands first in
+    `order`."""
+
+    order: tuple[Preference, ...]
+
+    @property
+    def name(self) -> str:
+        return f"operations by {self.order[0]}s"
+
+    def places(self, subject: Subject) -> int:
+        return len(_droppable(subject.module))
+
+    def apply(self, subject: Subject, chosen: range) -> None:
+        drop_ops([_droppable(subject.module)[k] for k in chosen], self.order)
+
+
+class HoistRegions:
+    """Puts the body of a region in the place of the operation around it: of a loop, a branch, or a
+    function that is called once. Only where the types on both sides are the same."""
+
+    name = "regions"
+
+    def places(self, subject: Subject) -> int:
+        return len(_hoistable(subject.module))
+
+    def apply(self, subject: Subject, chosen: range) -> None:
+        blocks = _hoistable(subject.module)
+        for k in chosen:  # inner ones stand before those around them
+            op, block = blocks[k]
+            function = block.owner.operation if op.name.endswith("call") else None
+            _, end = splice_block(block, list(op.operands)[: len(block.arguments)], op)
+            replace_op(op, list(end.operands))
+            if function is not None:
+                function.erase()
+
+
+class ShrinkConstants:
+    """Makes all elements of a constant zero, which prints on one line."""
+
+    name = "constants"
+
+    def places(self, subject: Subject) -> int:
+        return len(_large_constants(subject.module))
+
+    def apply(self, subject: Subject, chosen: range) -> None:
+        constants = _large_constants(subject.module)
+        for k in chosen:
+            op = constants[k]
+            with ir.InsertionPoint(op):
+                value = splat_constant(op.results[0].type, 0)
+            op.results[0].replace_all_uses_with(value)
+            op.erase()
+
+
+def _droppable(module: ir.Module) -> list[ir.Operation]:
+    """In the order of the text: what ends no block, makes no symbol, and is no constant that a
+    stand-in would replace by itself."""
+    return [
+        op
+        for op in operations(module.operation, outer_first=True)
+        if op.name not in (_MODULE, FUNCTION)
+        and not _ends_block(op)
+        and (op.name != CONSTANT or not is_read(op.results[0]))
+    ]
+
+
+def _ends_block(op: ir.Operation) -> bool:
+    return not len(op.results) and op.has_trait(ir.IsTerminatorTrait)
+
+
+def _hoistable(module: ir.Module) -> list[tuple[ir.Operation, ir.Block]]:
+    """Operations with the block that may take their place."""
+    calls = calls_in(module.operation)
+    called_once = {
+        name: next(each for each in functions(module) if symbol_name(each) == name)
+        for name, ops in calls.items()
+        if len(ops) == 1 and any(symbol_name(each) == name for each in functions(module))
+    }
+    pairs = []
+    for op in operations(module.operation):
+        if op.name in (_MODULE, FUNCTION):
+            continue
+        blocks = [region.blocks[0] for region in op.regions if len(region.blocks) == 1]
+        if "callee" in op.attributes:
+            callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+            function = called_once.get(callee)
+            blocks = [entry(function)] if function and len(function.regions[0].blocks) else []
+        pairs += [(op, block) for block in blocks if _fits(op, block)][-1:]
+    return pairs
+
+
+def _fits(op: ir.Operation, block: ir.Block) -> bool:
+    """Whether operands may stand for the arguments of the block, and what it returns for the
+    results."""
+    inputs = [value.type for value in op.operands][: len(block.arguments)]
+    if [argument.type for argument in block.arguments] != inputs:
+        return False
+    returned = [value.type for value in end_of(block).operands]
+    return returned == [result.type for result in op.results]
+
+
+def _large_constants(module: ir.Module) -> list[ir.Operation]:
+    return [op for op in operations(module.operation, (CONSTANT,)) if not _is_splat(op)]
+
+
+def _is_splat(op: ir.Operation) -> bool:
+    if isinstance(op.attributes["value"], ir.DenseResourceElementsAttr):
+        return False
+    return is_splat(op)
+
+
+def _is_inside(op: ir.Operation, roots: list[ir.Operation]) -> bool:
+    parent = op.parent
+    while parent is not None:
+        if parent.operation in roots:
+            return True
+        parent = parent.operation.parent
+    return False
