@@ -218,6 +218,22 @@ def render(
     )
 
 
+def diagnostic_json(diagnostic: Diagnostic) -> dict[str, Any]:
+    """As JSON holds it, for editors: places count from 1, and where nothing is known a field is
+    not there."""
+    position = diagnostic.position
+    fields: dict[str, Any] = {"severity": diagnostic.severity, "message": diagnostic.message}
+    known = {
+        "file": position.file,
+        "line": position.line,
+        "column": position.column,
+        "kind": diagnostic.kind,
+        "category": diagnostic.category,
+        "notes": [diagnostic_json(note) for note in diagnostic.notes if not note.is_op_dump],
+    }
+    return fields | {name: value for name, value in known.items() if value}
+
+
 def _excerpt(position: Position, sources: Mapping[str, str]) -> list[str]:
     if not position.line:
         return []

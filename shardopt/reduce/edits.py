@@ -70,9 +70,11 @@ class StandIns:
         return block.add_argument(type_, ir.Location.unknown())
 
 
-def drop_ops(chosen: Sequence[ir.Operation], order: tuple[Preference, ...]) -> None:
+def drop_ops(
+    chosen: Sequence[ir.Operation], order: tuple[Preference, ...], keeps_unread: bool = False
+) -> None:
     """Erase operations of one module, in the order of the text, with stand-ins for what is still
-    read of them, and what then nobody reads any more."""
+    read of them, and unless `keeps_unread` what then nobody reads any more."""
     if not chosen:
         return
     root = _root(chosen[0])
@@ -81,7 +83,8 @@ def drop_ops(chosen: Sequence[ir.Operation], order: tuple[Preference, ...]) -> N
     for op in reversed(_outermost(chosen)):
         drop_op(op, stand_ins)
     stand_ins.finish()
-    erase_unread(root, dead_before)
+    if not keeps_unread:
+        erase_unread(root, dead_before)
 
 
 def drop_op(op: ir.Operation, stand_ins: StandIns) -> bool:

@@ -57,19 +57,21 @@ class DropFunctions:
 class DropOps:
     """Erases operations with all that only they read. In the place of a result that is read comes
     an operand of the same type, a constant or a new argument, whichever stands first in
-    `order`."""
+    `order`. With `keeps_unread` what only they read stays: the fault may be in who reads it."""
 
     order: tuple[Preference, ...]
+    keeps_unread: bool = False
 
     @property
     def name(self) -> str:
-        return f"operations by {self.order[0]}s"
+        return f"operations {'alone ' if self.keeps_unread else ''}by {self.order[0]}s"
 
     def places(self, subject: Subject) -> int:
         return len(_droppable(subject.module))
 
     def apply(self, subject: Subject, chosen: range) -> None:
-        drop_ops([_droppable(subject.module)[k] for k in chosen], self.order)
+        ops = _droppable(subject.module)
+        drop_ops([ops[k] for k in chosen], self.order, self.keeps_unread)
 
 
 class HoistRegions:
@@ -90,6 +92,23 @@ class HoistRegions:
             replace_op(op, list(end.operands))
             if function is not None:
                 function.erase()
+
+
+class MergeConstants:
+    """Reads equal constants of a block from the first of them. (Passes that do so merge other
+    operations, too.)"""
+
+    name = "equal constants"
+
+    def places(self, subject: Subject) -> int:
+        return len(_repeated_constants(subject.module))
+
+    def apply(self, subject: Subject, chosen: range) -> None:
+        repeated = _repeated_constants(subject.module)
+        for k in chosen:
+            op, first = repeated[k]
+            op.results[0].replace_all_uses_with(first.results[0])
+            op.erase()
 
 
 class ShrinkConstants:
@@ -159,6 +178,17 @@ def _fits(op: ir.Operation, block: ir.Block) -> bool:
 
 def _large_constants(module: ir.Module) -> list[ir.Operation]:
     return [op for op in operations(module.operation, (CONSTANT,)) if not _is_splat(op)]
+
+
+def _repeated_constants(module: ir.Module) -> list[tuple[ir.Operation, ir.Operation]]:
+    """Constants, and the equal one that stands first in their block."""
+    first: dict[tuple[ir.Block, ir.Attribute], ir.Operation] = {}
+    pairs = []
+    for op in operations(module.operation, (CONSTANT,)):
+        made = first.setdefault((op.block, op.attributes["value"]), op)
+        if made != op:
+            pairs.append((op, made))
+    return pairs
 
 
 def _is_splat(op: ir.Operation) -> bool:

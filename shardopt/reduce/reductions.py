@@ -8,6 +8,7 @@ from shardopt.reduce.op_reductions import (
     DropFunctions,
     DropOps,
     HoistRegions,
+    MergeConstants,
     ShrinkConstants,
 )
 from shardopt.reduce.pipeline_reductions import (
@@ -33,10 +34,12 @@ REDUCTIONS: tuple[Reduction, ...] = (
     DropOps(("constant", "argument", "operand")),
     DropOps(("argument", "constant", "operand")),
     DropOps(("operand", "constant", "argument")),
+    DropOps(("constant", "argument", "operand"), keeps_unread=True),
     HoistRegions(),
     DropCarried(),
     DropArguments(),
     ShrinkConstants(),
+    MergeConstants(),
     DropAttributeNames(),
     DropAttributes(),
     DropPassOptions(),

@@ -37,17 +37,6 @@ def clocks() -> Seconds:
     return Seconds(perf_counter(), process_time())
 
 
-# Nearly the first module of ours that a tool loads; a child that was forked later goes on with it,
-# but its CPU time begins with itself.
-_START = clocks()
-
-
-def since_start() -> Seconds:
-    """Since this module was loaded; CPU time since the process began."""
-    now = clocks()
-    return Seconds(now.wall - _START.wall, now.cpu)
-
-
 _seconds: ContextVar[dict[str, Seconds] | None] = ContextVar("seconds", default=None)
 
 

@@ -119,14 +119,21 @@ def version_line(tool: str) -> str:
     return f"{tool} {__version__} ({', '.join(parts)})"
 
 
-def run_tool(name: str, body: Callable[[], int | None]) -> int:
-    """Run `body` and return the exit code: its own, 1 after a user's error (diagnosed), 2 after a
-    bug (traceback)."""
+def run_tool(
+    name: str,
+    body: Callable[[], int | None],
+    on_error: Callable[[UserError], None] | None = None,
+) -> int:
+    """Run `body` and return the exit code: its own, 1 after a user's error (diagnosed, unless
+    `on_error` says it otherwise), 2 after a bug (traceback)."""
     try:
         code = body()
         sys.stdout.flush()
     except UserError as error:
-        report_user_error(name, error)
+        if on_error is None:
+            report_user_error(name, error)
+        else:
+            on_error(error)
         return EXIT_USER_ERROR
     except BrokenPipeError:
         forget_output()

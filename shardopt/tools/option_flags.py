@@ -9,6 +9,7 @@ from typing import Any
 
 from shardopt.options.table import OptionRow, rows
 from shardopt.tools.common import count
+from shardopt.tools.completion import is_completing, suggest
 
 # On the command line None, the planner's choice, is a word.
 _UNSET = "auto"
@@ -17,7 +18,22 @@ _UNSET = "auto"
 def add_options(parser: argparse.ArgumentParser, table: type) -> None:
     """Add a flag for every option, whose value is stored under the name of its field."""
     for row in rows(table):
-        parser.add_argument(row.flag, dest=row.field, **_settings(row))
+        action = parser.add_argument(row.flag, dest=row.field, **_settings(row))
+        if is_completing():
+            suggest(action, _words(row))
+
+
+def _words(row: OptionRow) -> tuple[str, ...]:
+    """What may be typed, as far as that has names."""
+    from shardopt.hardware.cluster_file import presets
+    from shardopt.schedule.schedules import AUTO, SCHEDULES
+
+    if row.field == "cluster":
+        return presets()
+    if row.field == "schedule":
+        runnable = (name for name, kind in SCHEDULES.items() if not kind.simulated_only)
+        return (AUTO, *runnable)
+    return (*map(str, row.choices), *((_UNSET,) if row.is_optional else ()))
 
 
 def _settings(row: OptionRow) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from shardopt.tools.common import (
     report,
     run_tool,
 )
+from shardopt.tools.completion import add_completion, complete
 from shardopt.tools.option_flags import add_options
 from shardopt.tools.plan.file_command import (
     add_plan_file_options,
@@ -54,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Called without arguments, commands that read a module do so in a child process: C++ may crash on
     a damaged file."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    complete(parser)
+    args = parser.parse_args(argv)
 
     def work(trace: Trace) -> int:
         args.trace = trace
@@ -125,6 +128,7 @@ def _parser() -> ToolParser:
     add_reduce(
         commands.add_parser("reduce", help="shrink a module and a pipeline that fail together")
     )
+    add_completion(commands.add_parser("completion", help="print completion for bash, zsh or fish"))
     add_program(commands.add_parser("program", help="show the instructions that a plan runs"))
     return parser
 

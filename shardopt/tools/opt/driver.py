@@ -47,10 +47,10 @@ from shardopt.pipeline.timing import (
     with_rest,
 )
 from shardopt.support.errors import UserError
-from shardopt.support.spans import clocks, since_start
+from shardopt.support.spans import Seconds, clocks
 from shardopt.tools.common import EXIT_BUG, EXIT_OK, EXIT_USER_ERROR, report_bug
 from shardopt.tools.opt.options import NAME, PassFlag
-from shardopt.tools.opt.reporter import Reporter
+from shardopt.tools.opt.reporter import Reporter, note
 from shardopt.tools.opt.roundtrip import verify_roundtrip
 from shardopt.tools.opt.setup import Watchers, chosen_task, make_watchers, output_form, output_style
 from shardopt.tools.opt.splitting import near_misses, split_input
@@ -87,6 +87,7 @@ class Driver:
     flags: tuple[PassFlag, ...]
     data: bytes
     trace: Trace = field(default_factory=Trace)
+    started: Seconds = field(default_factory=clocks)
     timings: list[tuple[Timed, ...]] = field(default_factory=list)
     figures: list[tuple[PassFigures, ...]] = field(default_factory=list)
 
@@ -208,7 +209,7 @@ class Driver:
         path = self.write_reproducer(self.parts[number - 1], index)
         step = leaves(self.task.pipeline)[index].step
         command = f"{NAME} {shlex.quote(path)} --run-reproducer"
-        print(f"{NAME}: note: to run {step} again: {command}", file=sys.stderr)
+        note(self.options, f"to run {step} again: {command}")
         return EXIT_BUG
 
     def _say_how_to_rerun(self, part: Part, is_bug: bool = False) -> None:
@@ -226,7 +227,7 @@ class Driver:
             )
         else:
             command = self._command(part)
-        print(f"{NAME}: note: to run {step} again: {command}", file=sys.stderr)
+        note(self.options, f"to run {step} again: {command}")
 
     def _command(self, part: Part) -> str:
         """The input with the passes up to the failed one, or the dump before that with it alone."""
@@ -261,7 +262,7 @@ class Driver:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
         except Exception as error:  # of the input itself: there is nothing better to give
-            print(f"{NAME}: note: no reproducer could be written: {error}", file=sys.stderr)
+            note(self.options, f"no reproducer could be written: {error}")
             return ""
         return path
 
@@ -287,7 +288,7 @@ class Driver:
         options, as_json = self.options, self.options.mlir_output_format == "json"
         if options.mlir_timing:
             timing = timing_json if as_json else timing_report
-            tree = with_rest(merged(self.timings), since_start())
+            tree = with_rest(merged(self.timings), clocks() - self.started)
             print(timing(tree, options.mlir_timing_display), file=sys.stderr)
         if options.mlir_pass_statistics:
             statistics = statistics_json if as_json else statistics_report

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from shardopt.support.suggestions import unknown_name
 from shardopt.tools.common import ShowVersion, ToolParser, show_and_exit
+from shardopt.tools.completion import suggest
 
 NAME = "shardopt-opt"
 # Severities of diagnostics: a level shows those up to it.
 ALL_REMARKS = "all"
 CATEGORIES = ("passed", "missed", "analysis")
+JSON = "json"
 VERBOSITY = ("errors", "warnings", "remarks")
 
 SPLIT_MARKER = "// -----"
@@ -120,6 +122,28 @@ def _switched(parser: ToolParser, spelled: list[str], name: str, value: str) -> 
     if _TRUTH[value.lower()]:
         return [*spelled, name]
     return [argument for argument in spelled if argument != name]
+
+
+def with_pass_flags(parser: ToolParser) -> ToolParser:
+    """The parser with all passes and phases among its options, and their names as values of those
+    that take one: for completion, which knows options only."""
+    from shardopt.passes.registry import PASSES, PREFIX
+    from shardopt.pipeline.phases import PHASE_NAMES, PIPELINES
+
+    phases = (*PHASE_NAMES, *(phase.name for phase in PIPELINES))
+    for name in (*PASSES, *(PREFIX + phase for phase in phases)):
+        parser.add_argument(f"--{name}")
+    for option in ("--from", "--to"):
+        suggest(_known(parser, option), PHASE_NAMES)
+    for option in ("--mlir-print-ir-before", "--mlir-print-ir-after"):
+        suggest(_known(parser, option), PASSES)
+    return parser
+
+
+def _known(parser: ToolParser, name: str) -> argparse.Action:
+    action = parser.option(name)
+    assert action is not None
+    return action
 
 
 def split_pass_flags(
@@ -263,6 +287,12 @@ def _add_checking(parser: ToolParser) -> None:
         check,
         "--mlir-print-stacktrace-on-diagnostic",
         "print where in our passes an error was raised",
+    )
+    check.add_argument(
+        "--diagnostics-format",
+        choices=("text", JSON),
+        default="text",
+        help="json: one object a line for each message, for editors",
     )
     _flag(check, "--color", "color diagnostics also where they do not go to a terminal")
 

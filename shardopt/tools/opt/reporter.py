@@ -4,16 +4,24 @@ expectations."""
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import traceback
 from dataclasses import dataclass, field
 
-from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Severity, in_file, render
+from shardopt.ir.diagnostics import (
+    DiagnosedError,
+    Diagnostic,
+    Severity,
+    diagnostic_json,
+    in_file,
+    render,
+)
 from shardopt.ir.io import BUFFER_NAME
 from shardopt.support.errors import UserError
 from shardopt.tools.common import ANSWERS
 from shardopt.tools.opt.expectations import read_expectations, unmet
-from shardopt.tools.opt.options import ALL_REMARKS, NAME, VERBOSITY
+from shardopt.tools.opt.options import ALL_REMARKS, JSON, NAME, VERBOSITY
 
 # As Clang and mlir-opt color them.
 _STYLES = {
@@ -57,6 +65,8 @@ class Reporter:
                 self(diagnostic)
         elif self.options.verify_diagnostics:
             self.kept.append(Diagnostic("error", str(error)))
+        elif self.options.diagnostics_format == JSON:
+            print_json(error)
         else:
             print(f"{NAME}: error: {error}", file=sys.stderr)
 
@@ -87,6 +97,9 @@ class Reporter:
         return any(word in (ALL_REMARKS, remark.kind, remark.category) for word in words)
 
     def _print(self, diagnostic: Diagnostic) -> None:
+        if self.options.diagnostics_format == JSON:
+            _print_json(diagnostic)
+            return
         sources = None if self.text is None else {self.file: self.text}
         op_dump = self.options.mlir_print_op_on_diagnostic
         text = render(diagnostic, op_dump=op_dump, sources=sources)
@@ -94,6 +107,24 @@ class Reporter:
             _print_colored(text)
         else:
             print(text, file=sys.stderr)
+
+
+def print_json(error: UserError) -> None:
+    """An error of the user as lines of JSON."""
+    for diagnostic in getattr(error, "diagnostics", ()) or (Diagnostic("error", str(error)),):
+        _print_json(diagnostic)
+
+
+def note(options: argparse.Namespace, message: str) -> None:
+    """A message of the tool itself that is no error."""
+    if options.diagnostics_format == JSON:
+        _print_json(Diagnostic("note", message))
+    else:
+        print(f"{NAME}: note: {message}", file=sys.stderr)
+
+
+def _print_json(diagnostic: Diagnostic) -> None:
+    print(json.dumps(diagnostic_json(diagnostic), ensure_ascii=False), file=sys.stderr)
 
 
 def _print_colored(text: str) -> None:

@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shardopt.ir.formats import format_of, read_source
+from shardopt.support.errors import UserError
+from shardopt.support.spans import Seconds, clocks
 from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, run_tool
+from shardopt.tools.completion import complete, is_completing
 from shardopt.tools.opt.options import (
+    JSON,
     NAME,
     PassFlag,
     build_parser,
     in_one_spelling,
     split_pass_flags,
+    with_pass_flags,
 )
 from shardopt.tools.supervisor import Crash, Trace, supervised
 
@@ -33,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit code. Called without arguments it runs the work in a child
     process."""
     parser = build_parser()
+    if is_completing():
+        complete(with_pass_flags(parser))
     arguments = in_one_spelling(parser, sys.argv[1:] if argv is None else argv)
     known, flags = split_pass_flags(parser, arguments)
     options = parser.parse_args(known)
@@ -40,21 +47,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_tool(NAME, list_passes)
     if options.show_dialects:
         return run_tool(NAME, show_dialects)
-    return run_tool(NAME, lambda: run(options, flags, is_supervised=argv is None))
+    return run_tool(
+        NAME, lambda: run(options, flags, is_supervised=argv is None), _on_error(options)
+    )
 
 
 def run(options: argparse.Namespace, flags: tuple[PassFlag, ...], *, is_supervised: bool) -> int:
     """Read the input, and do the work here or in a child process."""
+    started = clocks().wall
     data = read_source(options.input)
 
     def work(trace: Trace) -> int:
+        begun = Seconds(started, clocks().cpu)  # a child counts its own
         from shardopt.tools.opt.driver import Driver
 
-        return run_tool(NAME, lambda: Driver(options, flags, data, trace).run())
+        return run_tool(
+            NAME, lambda: Driver(options, flags, data, trace, begun).run(), _on_error(options)
+        )
 
     if not is_supervised:
         return work(Trace())
     return supervised(work, lambda crash: after_crash(crash, options, flags, data))
+
+
+def _on_error(options: argparse.Namespace) -> Callable[[UserError], None] | None:
+    """How errors are told that have no part of the input."""
+    if options.diagnostics_format != JSON:
+        return None
+    from shardopt.tools.opt.reporter import print_json
+
+    return print_json
 
 
 def after_crash(
