@@ -4,7 +4,7 @@ sets of outputs."""
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -99,7 +99,9 @@ def _spec(type_: ir.Type) -> TensorSpec:
 
 
 def conditioning(
-    function: Reference, inputs: Sequence[np.ndarray], reference: Sequence[np.ndarray]
+    function: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
+    inputs: Sequence[np.ndarray],
+    reference: Sequence[np.ndarray],
 ) -> list[float]:
     """Per output, the largest relative difference that the last place of the float inputs makes,
     over a few trials.

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from jaxlib.mlir import ir
 
 from shardopt.dialect.donation import read_donation
+from shardopt.dialect.mpmd import parse_mesh_tensor
 from shardopt.dialect.program import StepProgram, body_of
 
 _CALLS = ("mpmd.fragment", "mpmd.fragment_call")
@@ -20,7 +21,28 @@ def reused_buffers(
 ) -> list[tuple[ir.Operation, dict[int, int]]]:
     """Each fragment of `@main` or of the body, with operand -> result that takes over its
     buffer."""
-    last_use, owned = dict(_uses(block)), _owned(program, block)
+    return _reused(block, _owned(program, block))
+
+
+def reused_in_function(function: ir.Operation) -> list[tuple[ir.Operation, dict[int, int]]]:
+    """The same for a function that is no part of a step with microbatches.
+
+    A transfer inside of a mesh may hand its buffer on: neither end of one is written over."""
+    block = function.regions[0].blocks[0]
+    owned: set[ir.Value] = {result for op in body_of(block) for result in op.results}
+    owned |= {block.arguments[k] for k in read_donation(function)}
+    for op in body_of(block):
+        if op.name == "mpmd.transfer" and _mesh(op.operands[0]) == _mesh(op.results[0]):
+            owned -= {op.operands[0], op.results[0]}
+    return _reused(block, owned)
+
+
+def _mesh(value: ir.Value) -> str:
+    return parse_mesh_tensor(value.type).mesh
+
+
+def _reused(block: ir.Block, owned: set[ir.Value]) -> list[tuple[ir.Operation, dict[int, int]]]:
+    last_use = dict(_uses(block))
     fragments = [op for op in body_of(block) if op.name in _CALLS]
     return [(op, _taken_over(op, _dying_inputs(op, owned, last_use))) for op in fragments]
 

@@ -11,10 +11,16 @@ the same type and sharding can take it over. Fragments with equal bodies share o
         {shardopt.kind = "fwd", shardopt.stage = 0} …
     func.func private @stage0_fwd(%a {mhlo.sharding = "{…}"}, …) -> (…)
         attributes {mesh_shape = #sdy.mesh<…>}
+
+Programs that others wrote, without a microbatch loop, are lowered too: each function with a
+topology. Their functions keep the annotations of Shardy that they have and get no others, since the
+types of the call say how its values are split; names come from the origin of the fragment.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jaxlib.mlir import ir
@@ -25,19 +31,24 @@ from shardopt.dialect.attributes import i32
 from shardopt.dialect.choices import drop_choices
 from shardopt.dialect.donation import ALIASING_OUTPUT
 from shardopt.dialect.mpmd import KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
-from shardopt.dialect.program import StepProgram, body_of, read_program
+from shardopt.dialect.program import body_of, read_program
 from shardopt.dialect.sharding import to_mhlo
-from shardopt.extract.buffer_reuse import reused_buffers
+from shardopt.extract.buffer_reuse import reused_buffers, reused_in_function
 from shardopt.extract.pipeline_graph import COST
-from shardopt.ir.rewriting import symbol_name, terminator
+from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.passes.base import Pass, PassContext
 from shardopt.passes.stages.outlining import clone_into
 
 _SHARDING = "mhlo.sharding"
+# Names in the origin of a fragment, which is an array of them.
+_NAME = re.compile(r'"([^"]*)"')
 
 
 def _function_name(fragment: ir.Operation) -> str:
+    if KIND not in fragment.attributes:
+        origins = "_".join(_NAME.findall(str(fragment.attributes["origin"])))
+        return re.sub(r"[^\w.$-]", "_", origins) or "fragment"
     kind = ir.StringAttr(fragment.attributes[KIND]).value
     stage = ir.IntegerAttr(fragment.attributes["stage_id"]).value
     return f"stage{stage}_{kind}"
@@ -47,11 +58,13 @@ def _function_name(fragment: ir.Operation) -> str:
 class _Lowering:
     module: ir.Module
     meshes: dict[str, Mesh]
+    is_ours: bool = True
     by_text: dict[str, str] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
 
-    def lower_block(self, program: StepProgram, block: ir.Block) -> None:
-        for op, reused in reused_buffers(program, block):
+    def lower(self, fragments: Iterable[tuple[ir.Operation, dict[int, int]]]) -> None:
+        """Fragments, each with its operands whose buffers results take over."""
+        for op, reused in fragments:
             if op.name == "mpmd.fragment":
                 replaced = self._call(op, self._function(op, reused))
                 for old, new in zip(op.results, replaced.results, strict=True):
@@ -68,10 +81,9 @@ class _Lowering:
             loc=fragment.location,
             ip=ir.InsertionPoint(fragment),
         ).operation
-        call.attributes[KIND] = fragment.attributes[KIND]
-        call.attributes[STAGE] = fragment.attributes["stage_id"]
-        if COST in fragment.attributes:
-            call.attributes[COST] = fragment.attributes[COST]
+        for name, source in ((KIND, KIND), (STAGE, "stage_id"), (COST, COST)):
+            if source in fragment.attributes:
+                call.attributes[name] = fragment.attributes[source]
         return call
 
     def _function(self, fragment: ir.Operation, aliases: dict[int, int]) -> str:
@@ -99,22 +111,16 @@ class _Lowering:
             [values[v] for v in terminator(source).operands], loc=fragment.location, ip=point
         )
         function.attributes["mesh_shape"] = mesh_shape_attr(mesh)
-        shardings = [
-            ir.StringAttr.get(_mhlo(v, mesh)) for v in (*fragment.operands, *fragment.results)
-        ]
-        function.attributes["arg_attrs"] = ir.ArrayAttr.get(
-            [self._argument_attrs(shardings[k], aliases.get(k)) for k in range(len(inputs))]
-        )
-        function.attributes["res_attrs"] = ir.ArrayAttr.get(
-            [ir.DictAttr.get({_SHARDING: text}) for text in shardings[len(inputs) :]]
-        )
+        attributes = [self._shardings(v, mesh) for v in (*fragment.operands, *fragment.results)]
+        for k, alias in aliases.items():
+            attributes[k][ALIASING_OUTPUT] = i32(alias)
+        of_values = [ir.DictAttr.get(each) for each in attributes]
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get(of_values[: len(inputs)])
+        function.attributes["res_attrs"] = ir.ArrayAttr.get(of_values[len(inputs) :])
         return self._intern(function, _function_name(fragment))
 
-    def _argument_attrs(self, sharding: ir.Attribute, alias: int | None) -> ir.DictAttr:
-        attrs = {_SHARDING: sharding}
-        if alias is not None:
-            attrs[ALIASING_OUTPUT] = i32(alias)
-        return ir.DictAttr.get(attrs)
+    def _shardings(self, value: ir.Value, mesh: Mesh) -> dict[str, ir.Attribute]:
+        return {_SHARDING: ir.StringAttr.get(_mhlo(value, mesh))} if self.is_ours else {}
 
     def _intern(self, function: ir.Operation, preferred: str) -> str:
         # Without locations: equal layers come from different lines of a model.
@@ -138,6 +144,17 @@ def _mhlo(value: ir.Value, mesh: Mesh) -> str:
     return to_mhlo(tensor.sharding or Sharding.replicated(len(tensor.tensor.shape)), mesh)
 
 
+def _without_loop(module: ir.Module) -> list[ir.Operation]:
+    """Functions with a topology and fragments, of a module that has no microbatch loop."""
+    if operations(module.operation, ("mpmd.for",)):
+        return []
+    return [
+        function
+        for function in functions(module)
+        if "topology" in function.attributes and operations(function, ("mpmd.fragment",))
+    ]
+
+
 @dataclass(frozen=True)
 class LowerToFragmentCalls(Pass):
     """See the head of the file."""
@@ -146,6 +163,10 @@ class LowerToFragmentCalls(Pass):
     summary = "turn fragments into calls of private functions, each an XLA module"
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
+        written_elsewhere = _without_loop(module)
+        if written_elsewhere:
+            self._lower_functions(module, written_elsewhere, pm)
+            return
         try:
             program = read_program(module)
             meshes = {mesh.name: mesh for mesh in read_topology(program.main)}
@@ -154,7 +175,22 @@ class LowerToFragmentCalls(Pass):
         lowering = _Lowering(
             module, meshes, names={symbol_name(program.main), symbol_name(program.body)}
         )
-        lowering.lower_block(program, program.main_block)
-        lowering.lower_block(program, program.body_block)
+        lowering.lower(reused_buffers(program, program.main_block))
+        lowering.lower(reused_buffers(program, program.body_block))
         drop_choices(program.main)
         pm.statistic("stage functions", len(lowering.by_text))
+
+    def _lower_functions(
+        self, module: ir.Module, chosen: list[ir.Operation], pm: PassContext
+    ) -> None:
+        names = {symbol_name(function) for function in functions(module)}
+        count = 0
+        for function in chosen:
+            try:
+                meshes = {mesh.name: mesh for mesh in read_topology(function)}
+                lowering = _Lowering(module, meshes, is_ours=False, names=names)
+                lowering.lower(reused_in_function(function))
+            except ValueError as error:
+                raise pm.error(function, str(error)) from error
+            count += len(lowering.by_text)
+        pm.statistic("stage functions", count)

@@ -21,7 +21,10 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         "program that it runs as."
     )
     parser.add_argument(
-        "program", type=Path, metavar="PLAN", help="plan directory, or file of an exported module"
+        "program", type=Path, metavar="PLAN", help="plan directory, or file of a module"
+    )
+    parser.add_argument(
+        "--entry", metavar="NAME", help="function of the module that is shown (default: main)"
     )
     parser.add_argument("--mesh", metavar="NAME", help="only the list of this mesh")
     what = parser.add_mutually_exclusive_group()
@@ -38,7 +41,7 @@ def _program(args: argparse.Namespace) -> None:
     from shardopt.runtime.program.json_form import only_mesh, readable_json
     from shardopt.runtime.program.text import format_program
 
-    program, _ = read_program(args.program)
+    program, _ = read_program(args.program, args.entry)
     if args.mesh is not None:
         known = [part.mesh.name for part in program.meshes]
         if args.mesh not in known:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardopt.support.errors import UserError
 from shardopt.tools.common import console
@@ -14,18 +14,29 @@ if TYPE_CHECKING:
     from shardopt.frontend.plans.plan import Plan
     from shardopt.runtime.reference import OutputDifference
 
+Function: TypeAlias = "Callable[[Sequence[np.ndarray]], list[np.ndarray]]"
+
 _OK, _ILL_CONDITIONED, _DIFFERS = "ok", "ill-conditioned", "DIFFERS"
 
 
-def check(
-    plan: Plan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], tolerance: float
-) -> None:
-    """Print every output against one device. Raises UserError when one differs that is not
-    ill-conditioned."""
-    from shardopt.runtime.reference import Reference, compare, conditioning
+def plan_reference(plan: Plan) -> Function:
+    """The model that a plan was made for, on one device."""
+    from shardopt.runtime.reference import Reference
 
     with plan.loaded as modules:
-        function = Reference(modules.read(plan.original, name="original.mlirbc"))
+        return Reference(modules.read(plan.original, name="original.mlirbc"))
+
+
+def check(
+    function: Function,
+    inputs: Sequence[np.ndarray],
+    outputs: Sequence[np.ndarray],
+    tolerance: float,
+) -> None:
+    """Print every output against one device, which `function` runs on. Raises UserError when one
+    differs that is not ill-conditioned."""
+    from shardopt.runtime.reference import compare, conditioning
+
     reference = function(inputs)
     rows = compare(outputs, reference)
     passed = all(row.within(tolerance) for row in rows)

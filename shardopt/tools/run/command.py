@@ -18,7 +18,7 @@ from shardopt.support.errors import UserError
 from shardopt.support.sizes import parse_bytes
 from shardopt.tools.common import EXIT_OK, EXIT_RUN_FAILED, count
 from shardopt.tools.option_flags import add_options
-from shardopt.tools.run.check import check
+from shardopt.tools.run.check import Function, check, plan_reference
 from shardopt.tools.run.checkpoints import (
     add_checkpoints,
     checkpoint_options,
@@ -29,12 +29,20 @@ from shardopt.tools.run.checkpoints import (
 )
 from shardopt.tools.run.data import Feed, open_data
 from shardopt.tools.run.guard import NonFinite, check_finite
-from shardopt.tools.run.inputs import read_inputs, read_program
+from shardopt.tools.run.inputs import (
+    module_reference,
+    read_inputs,
+    read_program,
+    write_outputs,
+)
 from shardopt.tools.run.metrics import Metrics, float_scalars, open_metrics
 from shardopt.tools.run.stopping import Stopping
 from shardopt.tools.run.views import add_views, check_targets, show_views, wants_trace
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from shardopt.frontend.plans.plan import Plan
     from shardopt.runtime.run import Outputs, Run
 
 _WATCHDOG_SECONDS = 60.0
@@ -50,7 +58,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "plan",
         type=Path,
         metavar="PLAN",
-        help="directory written by `shardopt plan -o`, or file of an exported module",
+        help="directory written by `shardopt plan -o`, or file of a module with fragments or calls",
+    )
+    parser.add_argument(
+        "--entry", metavar="NAME", help="function of the module that runs (default: main)"
     )
     parser.add_argument(
         "--backend",
@@ -87,6 +98,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=count, default=1, metavar="N")
     parser.add_argument(
         "--inputs", type=Path, metavar="F.npz", help="arrays in0, in1, …; others are random"
+    )
+    parser.add_argument(
+        "--outputs", type=Path, metavar="F.npz", help="write those of the last step: out0, out1, …"
     )
     parser.add_argument(
         "--data",
@@ -190,12 +204,9 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Metrics) ->
     from shardopt.runtime.restart import Recovery, run_steps
 
     check_targets(args)
-    program, plan = read_program(args.plan)
-    if plan is None and (args.check or args.timeline or args.timeline_svg):
-        raise UserError(
-            f"'{args.plan}' is a module: what it came from, and what it was to take, "
-            "only a plan tells"
-        )
+    program, plan = read_program(args.plan, args.entry)
+    if plan is None and (args.timeline or args.timeline_svg):
+        raise UserError(f"'{args.plan}' is a module: what it was to take, only a plan tells")
     inputs = random_inputs(program, args.seed)
     if args.inputs is not None:
         read_inputs(args.inputs, inputs)
@@ -214,6 +225,13 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Metrics) ->
         "limits": Limits(**{each.name: getattr(args, each.name) for each in fields(Limits)}),
         "checkpoints": checkpoint_options(args),
     }
+    latest: list[np.ndarray] = []
+
+    def finish(run: Run) -> None:
+        show_views(args, plan, run)
+        if latest:
+            write_outputs(args.outputs, latest)
+
     with _progress(args.steps) as advance:
 
         def inspect(run: Run, step: int, outputs: Outputs) -> None:
@@ -225,9 +243,10 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Metrics) ->
             metrics.add(step, run.step_seconds, scalars)
             advance()
             if step == 0 and args.check:
-                assert plan is not None, "checked before"
                 given = [feed(0).get(k, value) for k, value in enumerate(inputs)]
-                check(plan, given, list(outputs), args.tolerance)
+                check(_reference(args, plan), given, list(outputs), args.tolerance)
+            if args.outputs is not None:
+                latest[:] = outputs
 
         return run_steps(
             lambda attempt: open_run(program, args.backend, **options),
@@ -237,7 +256,7 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Metrics) ->
             inspect=inspect,
             after=after,
             stop=stopping.asked,
-            finish=lambda run: show_views(args, plan, run),
+            finish=finish,
             recovery=Recovery(
                 args.checkpoint_dir,
                 args.resume,
@@ -248,6 +267,12 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Metrics) ->
                 tell_left_out,
             ),
         )
+
+
+def _reference(args: argparse.Namespace, plan: Plan | None) -> Function:
+    if plan is None:
+        return module_reference(args.plan, args.entry)
+    return plan_reference(plan)
 
 
 def _print_step(step: int, seconds: float, scalars: Mapping[str, float]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,24 +13,57 @@ from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
+    from jaxlib.mlir import ir
 
     from shardopt.frontend.plans.plan import Plan
     from shardopt.runtime.program.instructions import Program
 
 
-def read_program(path: Path) -> tuple[Program, Plan | None]:
-    """Of a plan directory, with the plan; or of a file with an exported module. Raises
-    UserError."""
+def read_program(path: Path, entry: str | None = None) -> tuple[Program, Plan | None]:
+    """Of a plan directory, with the plan; or of a file with a module, whose function `entry` is
+    run. Raises UserError."""
     from shardopt.frontend.plans.plan import Plan
     from shardopt.ir.context import make_context
-    from shardopt.ir.io import load_module
     from shardopt.runtime.driver import prepare
 
     if not path.is_file():
+        if entry is not None:
+            raise UserError(f"--entry names a function of a module; '{path}' is a plan")
         plan = Plan.load(path)
         return plan.program(), plan
     with make_context() as context:
-        return prepare(load_module(path.read_bytes(), context, name=str(path))), None
+        return prepare(_runnable(path, entry, context)), None
+
+
+def module_reference(path: Path, entry: str | None) -> Callable[..., list[np.ndarray]]:
+    """What the module computes on one device, from inputs to outputs. Raises UserError."""
+    from shardopt.forms.exported_form import read_exported
+    from shardopt.ir.context import make_context
+    from shardopt.runtime.interpretation import Interpretation
+
+    with make_context() as context:
+        return Interpretation(read_exported(_runnable(path, entry, context)))
+
+
+def _runnable(path: Path, entry: str | None, context: ir.Context) -> ir.Module:
+    from shardopt.ir.io import load_module
+    from shardopt.tools.run.entry import make_runnable
+
+    module = load_module(path.read_bytes(), context, name=str(path))
+    make_runnable(module, entry)
+    return module
+
+
+def write_outputs(path: Path, outputs: Sequence[np.ndarray]) -> None:
+    """The arrays `out<k>` as an .npz. Raises UserError."""
+    import numpy as np
+
+    arrays: dict[str, Any] = {f"out{k}": value for k, value in enumerate(outputs)}
+    try:
+        with path.open("wb") as file:  # numpy would add its ending to another name
+            np.savez(file, **arrays)
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror or error}") from error
 
 
 def read_inputs(path: Path, inputs: list[np.ndarray]) -> None:

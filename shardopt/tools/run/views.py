@@ -46,7 +46,7 @@ def wants_trace(args: argparse.Namespace) -> bool:
 
 def check_targets(args: argparse.Namespace) -> None:
     """Raises UserError, before anything runs, where a file could not be written afterwards."""
-    for target in (args.trace_file, args.timeline_svg, args.report):
+    for target in (args.trace_file, args.timeline_svg, args.report, args.outputs):
         if target is not None and not target.parent.is_dir():
             raise UserError(f"cannot write '{target}': there is no folder '{target.parent}'")
 

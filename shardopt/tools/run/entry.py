@@ -1,0 +1,65 @@
+"""Modules that others wrote, as the runtime reads them: one function `@main`, and calls instead of
+fragments."""
+
+from __future__ import annotations
+
+import re
+
+from jaxlib.mlir import ir
+
+from shardopt.ir.rewriting import functions, operations, symbol_name
+from shardopt.pipeline.manager import run_pipeline
+from shardopt.support.errors import UserError
+from shardopt.support.suggestions import unknown_name
+
+_MAIN = "main"
+_TOPOLOGY = "topology"
+_SYMBOL = re.compile(r"@([\w$.-]+)")
+
+
+def make_runnable(module: ir.Module, entry: str | None = None) -> None:
+    """Let `entry` be `@main`, and lower fragments. Without a name it is `@main`, or the only
+    function with a topology. Raises UserError."""
+    _select(module, entry)
+    if operations(module.operation, ("mpmd.fragment",)):
+        run_pipeline(module, "shardopt-lower-to-fragment-calls")
+
+
+def _select(module: ir.Module, entry: str | None) -> None:
+    by_name = {symbol_name(each): each for each in functions(module)}
+    chosen = by_name.get(entry or _default(by_name))
+    if chosen is None:
+        raise UserError(unknown_name("function", str(entry), tuple(by_name)))
+    if symbol_name(chosen) == _MAIN:
+        return
+    reached = _reached(symbol_name(chosen), by_name)
+    if _MAIN in reached:
+        raise UserError(f"@{entry} cannot be run: it calls @{_MAIN}")
+    for name, function in by_name.items():
+        if name not in reached:
+            function.erase()
+    chosen.attributes["sym_name"] = ir.StringAttr.get(_MAIN)
+    chosen.attributes["sym_visibility"] = ir.StringAttr.get("public")
+
+
+def _default(by_name: dict[str, ir.Operation]) -> str:
+    if _MAIN in by_name:
+        return _MAIN
+    programs = [name for name, each in by_name.items() if _TOPOLOGY in each.attributes]
+    if len(programs) == 1:
+        return programs[0]
+    known = ", ".join(programs or by_name) or "none"
+    raise UserError(f"expected a function @main, or --entry with one of: {known}")
+
+
+def _reached(name: str, by_name: dict[str, ir.Operation]) -> set[str]:
+    """The function and those that it names, over any number of calls."""
+    reached, pending = set[str](), [name]
+    while pending:
+        current = pending.pop()
+        if current in reached:
+            continue
+        reached.add(current)
+        text = by_name[current].get_asm(enable_debug_info=False, assume_verified=True)
+        pending += [each for each in _SYMBOL.findall(str(text)) if each in by_name]
+    return reached
