@@ -233,7 +233,7 @@ class _Reader:
         op = defining(self.yielded[position])
         if op is None or op.name not in _COMBINERS:
             return None
-        first, second = (_unconverted(operand) for operand in op.operands)
+        first, second = (unconverted(operand) for operand in op.operands)
         carried = self.block.arguments[position]
         if (first == carried) == (second == carried):
             return None
@@ -288,7 +288,7 @@ class _Reader:
         return argument in values or any(argument in reads(op) for op in ancestors(body, values))
 
 
-def _unconverted(value: ir.Value) -> ir.Value:
+def unconverted(value: ir.Value) -> ir.Value:
     """What goes through conversions to its own type, which jax leaves in loops."""
     while (op := defining(value, "stablehlo.convert")) is not None:
         if op.operands[0].type != value.type:

@@ -27,10 +27,11 @@ from shardopt.extract.accumulation import (
     has_most_work,
     state_numbers,
     state_shapes,
+    unconverted,
 )
 from shardopt.extract.op_graph import read_reducer, reads, upstream
 from shardopt.extract.repeated_ops import Key, Numbering, is_pure
-from shardopt.ir.rewriting import defining, operations, shape_of
+from shardopt.ir.rewriting import BARRIER, defining, operations, shape_of
 from shardopt.ir.shapes import dimensions
 
 _ADD = "stablehlo.add"
@@ -64,8 +65,8 @@ class PartSum:
 @dataclass(frozen=True)
 class PartCopies:
     """`count` copies: the operations of each, its slices, and the values that leave it, in equal
-    order; `sums` by the number of such a value; all others are stacked. `behind` depends on several
-    parts."""
+    order, but for those of no part, which a barrier only hands on; `sums` by the number of such a
+    value; all others are stacked. `behind` depends on several parts."""
 
     count: int
     copies: tuple[tuple[ir.Operation, ...], ...]
@@ -156,6 +157,9 @@ class _Parts(Numbering):
         super().__init__()
         self.slices = {each.op: each for each in slices}
 
+    def of(self, value: ir.Value) -> int:
+        return super().of(unconverted(value))
+
     def key(self, op: ir.Operation, inner: dict[ir.Value, int]) -> Key:
         each = self.slices.get(op)
         if each is None:
@@ -172,13 +176,20 @@ class _Reader:
         self.numbering = _Parts(slices)
         # Of a value, the parts that it depends on, as bits.
         self.parts: dict[ir.Value, int] = {}
+        self.of_op: dict[ir.Operation, int] = {}
         number = {each.op: each.number for each in slices}
         for op in ops:
             self.numbering.add(op)
             bits = 1 << number[op] if op in number else 0
             for value in reads(op):
                 bits |= self.parts.get(value, 0)
+            self.of_op[op] = bits
             self.parts.update(dict.fromkeys(op.results, bits))
+            if op.name == BARRIER:  # what it only hands on is of no part
+                self.parts.update(
+                    (result, self.parts.get(value, 0))
+                    for value, result in zip(op.operands, op.results, strict=True)
+                )
 
     def read(self) -> PartCopies | None:
         copies = self._copies()
@@ -217,7 +228,7 @@ class _Reader:
         return self.numbering.of(op.results[0])
 
     def _parts(self, op: ir.Operation) -> int:
-        return self.parts[op.results[0]] if len(op.results) else 0
+        return self.of_op[op]
 
     def _leaving(self, copy: Sequence[ir.Operation]) -> dict[int, ir.Value]:
         """Number -> value, of those that are read outside of the copy."""
@@ -225,7 +236,10 @@ class _Reader:
         found: dict[int, ir.Value] = {}
         for op in copy:
             for result in op.results:
-                if any(_owner(use.owner, self.end) not in inside for use in result.uses):
+                is_read = any(
+                    owner_beside(use.owner, self.end) not in inside for use in result.uses
+                )
+                if is_read and self.parts[result]:
                     found.setdefault(self.numbering.of(result), result)
         return found
 
@@ -293,7 +307,7 @@ def _leaves(
     return leaves, added
 
 
-def _owner(op: ir.Operation | ir.OpView, end: ir.Operation) -> ir.Operation:
+def owner_beside(op: ir.Operation | ir.OpView, end: ir.Operation) -> ir.Operation:
     """The operation of the block of `end` that holds an operation."""
     found = op.operation
     while found.block != end.block:

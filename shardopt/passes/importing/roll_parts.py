@@ -22,8 +22,16 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.extract.op_graph import reads
-from shardopt.extract.part_copies import PartCopies, PartSlice, find_part_copies
-from shardopt.ir.rewriting import defining, functions, replace_reads, shape_of, terminator
+from shardopt.extract.part_copies import PartCopies, PartSlice, find_part_copies, owner_beside
+from shardopt.ir.rewriting import (
+    BARRIER,
+    defining,
+    functions,
+    past_barriers,
+    replace_reads,
+    shape_of,
+    terminator,
+)
 from shardopt.ir.shapes import reshape
 from shardopt.ir.splats import splat_constant
 from shardopt.passes.base import Pass, PassContext
@@ -58,6 +66,7 @@ class _Roller:
 
     def write(self) -> None:
         found = self.found
+        self._part_barriers()
         with ir.InsertionPoint(self.end), self.loc:
             initial = [self._zeros(number) for number in range(len(found.leaving[0]))]
             start = splat_constant(self.counter, 0)
@@ -74,6 +83,17 @@ class _Roller:
         erased = [op for copy in found.copies for op in copy]
         erased += [op for each in found.sums.values() for op in each.added]
         self._erase(erased)
+
+    def _part_barriers(self) -> None:
+        """What barriers hand on that is of no part, such as the gradient of a sum of losses, is
+        read in front of them: one copy reads nothing of another."""
+        for copy, leaving in zip(self.found.copies, self.found.leaving, strict=True):
+            inside = set(copy)
+            for op in (op for op in copy if op.name == BARRIER):
+                for result in op.results:
+                    for use in list(result.uses) if result not in leaving else ():
+                        if owner_beside(use.owner, self.end) not in inside:
+                            use.owner.operation.operands[use.operand_number] = past_barriers(result)
 
     def _locs(self, types: Sequence[ir.Type]) -> list[ir.Location]:
         return [self.loc] * len(types)

@@ -251,6 +251,17 @@ def differentiated_again(p: Any, x: jax.Array, y: jax.Array) -> Any:
     return updated(p, grads), value
 
 
+def differentiated_with_its_sum(p: Any, x: jax.Array, y: jax.Array) -> Any:
+    """The checkpoint is around the sum, too, which nobody computes again."""
+
+    def loss(p: Any) -> jax.Array:
+        add = jax.checkpoint(lambda sum, part: (sum + mse(p, *part), None))
+        return lax.scan(add, 0.0, in_parts(x, y))[0]
+
+    value, grads = jax.value_and_grad(loss)(p)
+    return updated(p, grads), value
+
+
 def first_apart(p: Any, x: jax.Array, y: jax.Array) -> Any:
     """What the loop adds to is the gradient of the first part."""
     (x0, xs), (y0, ys) = ((each[0], each[1:]) for each in in_parts(x, y))
@@ -264,7 +275,14 @@ def first_apart(p: Any, x: jax.Array, y: jax.Array) -> Any:
 
 
 @pytest.mark.parametrize(
-    "step", [stacked_gradients, differentiated, differentiated_again, first_apart]
+    "step",
+    [
+        stacked_gradients,
+        differentiated,
+        differentiated_again,
+        differentiated_with_its_sum,
+        first_apart,
+    ],
 )
 def test_loops_that_are_copies_once_they_are_written_out(step: Step) -> None:
     check_adopted(step, params(), *batch())
