@@ -7,6 +7,8 @@
 3. The search ends with an optimum when all costs of the best plan are exact. It ends earlier when
    the best exact plan so far is within the tolerance of the bound, or when the budget of solves is
    spent; then one stage on all devices is tried, too, and the plan says which gap remains.
+4. Where bounds promise a plan and each one looked at turns out too large for the memory, the search
+   would go on through thousands of them. After so many solves it looks at the leanest instead.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.costs.cost_arrays import LAYERS, MEMORY, SECONDS, CostArrays
 from shardopt.solve.stages.costs.cost_cache import CostCache, CostCounts
+from shardopt.solve.stages.dp.infeasible import leanest_plan, what_is_missing
 from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageProblem,
@@ -42,11 +45,20 @@ MOST_SOLVES, MORE_SOLVES = 250, 30
 # While the best plan may still be this far from the optimum, several times as many may be solved.
 WIDE_GAP, WIDE_GAP_FACTOR = 0.05, 4
 
+# Solves without a plan that fits after which only the leanest are looked at, and for how many
+# more.
+MOST_WITHOUT_PLAN, MOST_FOR_LEANEST = 1000, 250
+
 # Solves between two attempts at a good plan: most of them teach little about what costs will be.
 GUESS_EVERY = 5
 
 # The same for the runners-up of a plan, which are looked at in case the formula misjudges them.
 MOST_FOR_OTHERS = 20
+
+
+class NothingFits(UserError):
+    """The search ended without a plan, although bounds leave some."""
+
 
 # The best plan of a problem, given one to begin with.
 Planner = Callable[[StageProblem, Stages | None], StageSolution]
@@ -120,6 +132,7 @@ class LazyStageCosts:
         arrays, best, bound = self.arrays, None, 0.0
         # Counts go on over all searches with these costs: later ones get their share on top.
         budget = max(self.most_solves, self.counts.solves + MORE_SOLVES)
+        most_without_plan = self.counts.solves + MOST_WITHOUT_PLAN
         next_guess = 0
         while True:
             # The best plan so far is a good one to begin with: its costs are exact, so it is no
@@ -143,6 +156,9 @@ class LazyStageCosts:
                     return replace(
                         self._or_one_stage(best, in_flight_of), status="feasible", bound=bound
                     )
+            elif self.counts.solves >= most_without_plan:
+                best = self._leanest(in_flight_of)
+                continue
             arrays.refine(pending)
             best = self._better(best, in_flight_of, plan.stages)
             if self.counts.solves >= next_guess and all(
@@ -150,6 +166,29 @@ class LazyStageCosts:
             ):
                 best = self._guess(best, in_flight_of, planner)
                 next_guess = self.counts.solves + GUESS_EVERY
+
+    def _leanest(self, in_flight_of: InFlight) -> StageSolution:
+        """The plan that probably lacks the fewest bytes, sharded within the memory where it has to
+        be. Raises NothingFits where that is not possible."""
+        budget, num_stages = self.counts.solves + MOST_FOR_LEANEST, self.candidates.num_stages
+        tried = ""
+        # Whatever is refined is looked at no more often than there are solves for it.
+        for _ in range(MOST_FOR_LEANEST * (self.candidates.stages_per_mesh == 1)):
+            stages = leanest_plan(self.arrays.likely_problem(in_flight_of), num_stages)
+            if stages is None or self.counts.solves > budget:
+                break
+            if pending := self._pending(stages):
+                self.arrays.refine(pending)
+                continue
+            if plan := self._better(None, in_flight_of, stages):
+                return plan
+            tried = f": {what_is_missing(self.arrays.stage_problem(in_flight_of), stages)}"
+            if not self.fit(stages, in_flight_of):
+                break
+        raise NothingFits(
+            "no plan was found that fits the memory of a device, in "
+            f"{self.counts.solves} sharding problems{tried}"
+        )
 
     def _or_one_stage(self, best: StageSolution, in_flight_of: InFlight) -> StageSolution:
         """The plan, or a shorter one without a pipeline: there are few of those, and a search that

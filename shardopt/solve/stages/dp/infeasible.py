@@ -36,7 +36,8 @@ def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
     assert plan is not None, "missing bytes are finite wherever there is a sharding"
     return (
         f"no plan of {stages}{problem.num_layers} layers fits the memory of a device "
-        f"({_sizes(problem, 0.0)}): {_missing(problem, plan)}; {_enough(problem, plan, num_stages)}"
+        f"({_sizes(problem, 0.0)}): {what_is_missing(problem, plan)}; "
+        f"{_enough(problem, plan, num_stages)}"
     )
 
 
@@ -73,7 +74,7 @@ def _most_missing(problem: StageProblem, plan: Stages) -> float:
     )
 
 
-def _missing(problem: StageProblem, plan: Stages) -> str:
+def what_is_missing(problem: StageProblem, plan: Stages) -> str:
     """What each stage of the leanest plan needs and lacks."""
     in_flight = in_flight_counts(problem, len(plan))[::-1]
     over = []

@@ -20,6 +20,7 @@ import numpy as np
 from shardopt.hardware.sharing import most_speed
 from shardopt.schedule.schedules import find_schedule, in_flight
 from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
+from shardopt.solve.stages.costs.lazy_costs import NothingFits
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.dp.best_plans import NEAR, best_plans
 from shardopt.solve.stages.dp.infeasible import leanest_plan
@@ -251,6 +252,8 @@ def _best(
     for _ in range(MOST_FITTED):
         try:
             return costs.best(in_flight_of, solve)
+        except NothingFits:
+            raise  # the leanest were looked at
         except UserError:
             problem = costs.problem(in_flight_of)
             # The leanest plan is searched among stages that have meshes of their own.

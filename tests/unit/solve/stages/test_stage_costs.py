@@ -25,17 +25,20 @@ from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
 from shardopt.solve.stages.costs import lazy_costs
 from shardopt.solve.stages.costs.bounds import Rooflines, relaxed_layer
 from shardopt.solve.stages.costs.cost_cache import CostCache
-from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
+from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts, NothingFits
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharded_part import ShardedPart
 from shardopt.solve.stages.costs.sharders import OptimalSharder, memory_of
 from shardopt.solve.stages.costs.stage_part import cut_part
+from shardopt.solve.stages.dp.infeasible import leanest_plan
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
     StageProblem,
     Stages,
     StageSolution,
     evaluate,
+    in_flight_counts,
+    is_plan,
     one_f_one_b_in_flight,
     stage_configs,
 )
@@ -348,3 +351,34 @@ def test_costs_from_disk_are_those_that_would_be_computed(tmp_path: Path) -> Non
     entry.write_bytes(entry.read_bytes()[:-1])
     repaired, counts = run("3")
     assert repaired == first and counts == [1, made - 1, 1]
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_search_without_a_plan_ends_with_the_leanest(
+    monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    """The planner goes on with a plan that never fits, as bounds promise one after the other: the
+    search looks at the leanest plan itself."""
+    _, everything = exact(problem())
+    leanest = leanest_plan(replace(everything, memory_bytes=(0.0,)), None)
+    assert leanest is not None
+    counts = in_flight_counts(everything, len(leanest))[::-1]
+    needs = [
+        float(everything.need_bytes(count, stage))
+        for stage, count in zip(leanest, counts, strict=True)
+    ]
+    largest = solve_stages(everything, 1).stages
+    monkeypatch.setattr(lazy_costs, "MOST_WITHOUT_PLAN", 1)
+    limit = int(max(needs)) + 1 if fits else int(0.9 * min(needs))
+    lazy = LazyStageCosts(replace(problem(), memory_limit_bytes=(limit,)), most_solves=0)
+
+    def planner(stages: StageProblem, known: Stages | None) -> StageSolution:
+        return replace(evaluate(everything, known or largest), seconds=1e-9)
+
+    if not fits:
+        with pytest.raises(NothingFits, match=r"no plan was found .* lacks"):
+            lazy.best(one_f_one_b_in_flight, planner)
+        return
+    plan = lazy.best(one_f_one_b_in_flight, planner)
+    found = lazy.problem(one_f_one_b_in_flight)
+    assert is_plan(found, plan.stages) and not is_plan(found, largest)
