@@ -126,7 +126,7 @@ def _chain(
 
 
 def _renamed(axes: Axes, names: dict[str, str]) -> Axes:
-    return tuple(names[axis] for axis in axes)
+    return tuple([names[axis] for axis in axes]) if axes else ()
 
 
 @cache
@@ -161,6 +161,8 @@ def _search(
 
 def _live(sharding: Sharding, sizes: dict[str, int]) -> Sharding:
     """Without axes of size one."""
+    if 1 not in sizes.values():
+        return sharding
     *dims, unreduced = (
         tuple(a for a in axes if sizes[a] > 1) for axes in (*sharding.dims, sharding.unreduced)
     )
