@@ -238,14 +238,17 @@ class _StrategyCosts:
     def _compute_seconds(self, layout: SplitLayout) -> float:
         shards = self._shards(layout.split)
         tensors, shardings = (*self.operands, *self.results), (*layout.operands, *layout.made)
-        shapes = [
-            sharding.local_shape(self.mesh, tensor.shape)
-            for tensor, sharding in zip(tensors, shardings, strict=True)
-        ]
+        product = None
+        if self.op.name in _PRODUCTS:
+            shapes = [
+                sharding.local_shape(self.mesh, tensor.shape)
+                for tensor, sharding in zip(tensors, shardings, strict=True)
+            ]
+            product = product_of(self.op, tensors, shapes, self._work / shards)
         return self.share_seconds(
             shards,
             [self._local_bytes(*pair) for pair in zip(tensors, shardings, strict=True)],
-            product_of(self.op, tensors, shapes, self._work / shards),
+            product,
         )
 
     def _shards(self, split: Split) -> float:
