@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from shardopt.hardware.cluster import Cluster, HostGroup
 from shardopt.hardware.cluster_file import describe
 from shardopt.measured.frameworks import framework_of
-from shardopt.measured.layout import RowLayout, layout_of
+from shardopt.measured.layout import RowLayout, RowRecomputation, layout_of
 from shardopt.measured.machines import machine_of, states_overlap
 from shardopt.measured.rows import Row
 from shardopt.measured.sizes import spec_of
@@ -23,7 +23,7 @@ _PRECISIONS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "fp8": "bf16"}
 @dataclass(frozen=True)
 class Case:
     """A row that can be planned. `spec.batch` is the batch of one step; `float8` takes products
-    with weights in 8 bits, and all else in `dtype`; `drops` drops activations out; `sums_early`
+    with weights in 8 bits, and all else in `dtype`; `drops` drops activations out; `clips` bounds the norm of gradients; `sums_early`
     begins the sums of gradients, and gathers of weights, beside the microbatches next to them."""
 
     row: Row
@@ -31,6 +31,7 @@ class Case:
     dtype: str
     float8: bool
     drops: bool
+    clips: bool
     sums_early: bool
     machine: HostGroup
     layout: RowLayout
@@ -42,7 +43,7 @@ class Case:
         shape, layout = replace(self.spec, layers=0, batch=0), self.layout
         machine = repr(describe(Cluster(self.machine.name, (self.machine,))))
         plan = (layout.shape, layout.intra_op, layout.recomputation, layout.microbatch)
-        numbers = (self.dtype, self.float8, self.drops)
+        numbers = (self.dtype, self.float8, self.drops, self.clips)
         return repr((shape, *numbers, machine, plan, min(layout.stages, 3)))
 
 
@@ -50,7 +51,8 @@ def case_of(row: Row) -> Case:
     """Raises InexpressibleRow with what the row does not state, or what plans cannot say."""
     precision = _precision(row.precision)
     framework = framework_of(row)
-    layout = layout_of(row, framework.selective)
+    again = RowRecomputation(within="whole") if framework.reruns else None
+    layout = layout_of(row, framework.selective, again)
     machine = machine_of(row, framework)
     if layout.width > machine.devices_per_host and layout.width % machine.devices_per_host:
         raise InexpressibleRow(
@@ -67,7 +69,8 @@ def case_of(row: Row) -> Case:
         _check_resnet(precision, layout)
     dtype, float8 = _PRECISIONS[precision], precision == "fp8"
     early = states_overlap(row)
-    return Case(row, spec, dtype, float8, framework.drops, early, machine, layout)
+    drops, clips = framework.drops, framework.clips
+    return Case(row, spec, dtype, float8, drops, clips, early, machine, layout)
 
 
 def _precision(text: str) -> str:

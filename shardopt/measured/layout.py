@@ -37,7 +37,8 @@ class RowLayout:
     method `intra_op`.
 
     A mesh takes `replicas` microbatches of `microbatch` examples at once, and `batch` examples a
-    step. None stands for what the row does not state: the microbatch, or what is recomputed."""
+    step. None stands for what the row does not state: the microbatch, or what is recomputed. `full`
+    is what full recomputation would be."""
 
     shape: tuple[int, int]
     replicas: int
@@ -48,6 +49,7 @@ class RowLayout:
     recomputation: RowRecomputation | None
     microbatch: int | None
     batch: int
+    full: RowRecomputation = RowRecomputation(layers=True)
 
     @property
     def stages(self) -> int:
@@ -71,9 +73,13 @@ class RowLayout:
         return self.batch // (self.replicas * self.microbatch)
 
 
-def layout_of(row: Row, selective: Recomputed = "attention") -> RowLayout:
-    """`selective` is what the framework calls so. Raises InexpressibleRow with what the row does
-    not state, or what plans cannot say."""
+def layout_of(
+    row: Row, selective: Recomputed = "attention", full: RowRecomputation | None = None
+) -> RowLayout:
+    """`selective` and `full` are what the framework calls so, the latter whole layers from their
+    inputs by default. Raises InexpressibleRow with what the row does not state, or what plans
+    cannot say."""
+    full = full or RowRecomputation(layers=True)
     if row.devices is None or row.gbs is None:
         raise InexpressibleRow("states no number of devices or no global batch")
     if (row.cp or 1) > 1:
@@ -93,9 +99,10 @@ def layout_of(row: Row, selective: Recomputed = "attention") -> RowLayout:
             f"a batch of {row.gbs} is no multiple of {replicas} replicas of "
             f"{microbatch or 1} examples"
         )
-    recomputation = _recomputation(row.recompute, selective)
+    recomputation = _recomputation(row.recompute, selective, full)
+    schedule = _schedule(row, vpp)
     return RowLayout(
-        shape, replicas, pp, vpp, intra_op, _schedule(row, vpp), recomputation, microbatch, row.gbs
+        shape, replicas, pp, vpp, intra_op, schedule, recomputation, microbatch, row.gbs, full
     )
 
 
@@ -154,14 +161,16 @@ def _schedule(row: Row, vpp: int) -> str:
     return name
 
 
-def _recomputation(text: str, selective: Recomputed) -> RowRecomputation | None:
+def _recomputation(
+    text: str, selective: Recomputed, full: RowRecomputation
+) -> RowRecomputation | None:
     """Frameworks call it full when they keep the input of every layer, and selective when they
     compute attention again; or, operation by operation, all but products."""
     plain = text.partition("+")[0].strip()
     if not plain:
         return None
     if plain.startswith("full"):
-        return RowRecomputation(layers=True)
+        return full
     if plain.startswith("selective per op"):
         return RowRecomputation(within="per-operation")
     if plain == "selective":

@@ -57,7 +57,7 @@ def _with_least_recomputation(case: Case, layout: RowLayout) -> StepPrediction:
     none = _prediction(case, layout, RowRecomputation())
     if none.memory_bytes <= case.machine.device.memory_bytes:
         return none
-    return _prediction(case, layout, RowRecomputation(layers=True))
+    return _prediction(case, layout, layout.full)
 
 
 def prediction_within(case: Case, fraction: float) -> StepPrediction:
@@ -121,7 +121,13 @@ def _short(
     return ShortCase(
         spec=spec,
         dtype=case.dtype,
-        how=Computing(case.float8, recomputation.within, layout.splits_optimizer_alone, case.drops),
+        how=Computing(
+            case.float8,
+            recomputation.within,
+            layout.splits_optimizer_alone,
+            case.drops,
+            case.clips,
+        ),
         machine=case.machine,
         stages=stages,
         shape=layout.shape,

@@ -31,7 +31,7 @@ def product(
 
 def attended(how: Computing, attend: Callable[..., jax.Array], *projected: jax.Array) -> jax.Array:
     """What `attend` makes of queries, keys and values."""
-    if how.recomputed == "none":
+    if how.recomputed in ("none", "whole"):
         return attend(*projected)
     return checkpoint_name(jax.checkpoint(attend)(*projected), _ATTENDED)
 
@@ -55,10 +55,26 @@ def _dropped(x: jax.Array, seed: int) -> jax.Array:
 
 def block(how: Computing, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """A block as it is called."""
+    if how.recomputed == "whole":
+        return _run_again(function)
     if how.recomputed != "per-operation":
         return function
     kept = jax.checkpoint_policies.save_only_these_names(_ATTENDED, _KEPT)
     return jax.checkpoint(function, policy=kept)
+
+
+def _run_again(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`function` with a backward pass that begins by calling it on what it was called with. The
+    gradient reads all of the result, so that no compiler leaves a part of it out."""
+
+    def backward(saved: tuple[Any, ...], grad: jax.Array) -> tuple[Any, ...]:
+        saved, grad = jax.lax.optimization_barrier((saved, grad))
+        result, pull_back = jax.vjp(function, *saved)
+        return tuple(pull_back(jnp.where(jnp.isfinite(result), grad, jnp.zeros((), grad.dtype))))
+
+    run = jax.custom_vjp(function)
+    run.defvjp(lambda *args: (function(*args), args), backward)
+    return run
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -20,21 +20,20 @@ def build(spec: Spec, dtype: str | None = None, how: Computing = PLAIN) -> Model
     """The model, computing in `dtype` (`f32`, `f16`, `bf16`; by default float16, and float32 for
     Wide-ResNet), with AdamW, Adafactor for mixtures of experts, or momentum for Wide-ResNet. `how`
     is for decoders: a Wide-ResNet has nothing of what it says."""
+    dtype16, ways = dtype or "f16", (how.carries_copies, how.clips)
     if isinstance(spec, GptSpec | LlamaSpec):
         family = gpt if isinstance(spec, GptSpec) else llama
         inputs, loss = token_batch(spec.batch, spec.sequence), partial(family.loss, how=how)
         weights = family.weights(spec)
-        return Model(weights, inputs, loss, adamw(), dtype or "f16", how.carries_copies)
+        return Model(weights, inputs, loss, adamw(), dtype16, *ways)
     if isinstance(spec, DeepseekSpec):
         inputs = token_batch(spec.batch, spec.sequence)
         loss = partial(deepseek.loss, spec=spec, how=how)
-        return Model(
-            deepseek.weights(spec), inputs, loss, adamw(), dtype or "f16", how.carries_copies
-        )
+        return Model(deepseek.weights(spec), inputs, loss, adamw(), dtype16, *ways)
     if isinstance(spec, MoeSpec):
         inputs, loss = token_batch(spec.batch, spec.sequence), partial(moe.loss, spec=spec, how=how)
         weights = moe.weights(spec)
-        return Model(weights, inputs, loss, adafactor(), dtype or "f16", how.carries_copies)
+        return Model(weights, inputs, loss, adafactor(), dtype16, *ways)
     images = wresnet.image_batch(spec)
     return Model(wresnet.weights(spec), images, wresnet.loss, momentum(), dtype or "f32")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 # What the backward pass of a block computes again, of what a step without recomputation keeps.
-Recomputed = Literal["none", "attention", "per-operation"]
+Recomputed = Literal["none", "attention", "per-operation", "whole"]
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,10 @@ class Computing:
     product that makes logits stay in the type of the model.
 
     `recomputed` is `none`; `attention`, what lies between the products with weights on either side
-    of attention (Korthikanti et al., arXiv 2205.05198, section 5); or `per-operation`, all but the
+    of attention (Korthikanti et al., arXiv 2205.05198, section 5); `per-operation`, all but the
     results of attention and of every second product with weights, in the order of a block
-    (torchtitan's selective recomputation by operation, arXiv 2410.06511).
+    (torchtitan's selective recomputation by operation, arXiv 2410.06511); or `whole`, the forward
+    pass to its end, also what the backward pass does not read, as where a library runs it again.
 
     `carries_copies` lets the state hold the weights in the numbers of the model as well, so that a
     step computes with what it is handed, and reads the float32 weights in its update alone. ZeRO
@@ -27,12 +28,17 @@ class Computing:
 
     `drops` drops out a tenth of attention's weights and of what each part of a block adds (arXiv
     1706.03762, section 5.4). Which ones is the same in every step: what that costs is all that such
-    models are for."""
+    models are for.
+
+    `clips` bounds the norm of all gradients (Pascanu et al., arXiv 1211.5063, section 3.2) as
+    libraries do that merge no kernels: their squares are summed up in a pass of their own, and they
+    are multiplied in another."""
 
     float8: bool = False
     recomputed: Recomputed = "none"
     carries_copies: bool = False
     drops: bool = False
+    clips: bool = False
 
 
 PLAIN = Computing()

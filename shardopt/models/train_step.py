@@ -20,6 +20,7 @@ from shardopt.models.weights import abstract, draw, is_weight
 
 # a power of two changes no digit; much more overflows float16 where few tokens make a batch
 LOSS_SCALE = 1024.0
+_LARGEST_NORM = 1.0
 _HALF = {"f16": jnp.float16, "bf16": jnp.bfloat16}
 
 Tree = Any
@@ -30,7 +31,7 @@ Loss = Callable[[Tree, Tree], jax.Array]
 class Model:
     """`weights` and `batch` describe the arguments of `loss(params, batch)`; `dtype` is what a step
     computes in: `f32`, `f16` or `bf16`; `carries_copies` makes copies of the weights in that type
-    part of the state."""
+    part of the state, and `clips` bounds the norm of gradients."""
 
     weights: Tree
     batch: Tree
@@ -38,6 +39,7 @@ class Model:
     optimizer: Optimizer
     dtype: str
     carries_copies: bool = False
+    clips: bool = False
 
 
 def state_weights(model: Model) -> Tree:
@@ -93,9 +95,11 @@ def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
         leaves = jax.tree.leaves(state["weights"])
         shape: Any = jax.tree.structure(state["weights"])
         kept = shape.flatten_up_to(state["kept"])
+        grads = [grad.astype(jnp.float32) / scale for grad in shape.flatten_up_to(grads)]
+        factor = _clipping(grads) if model.clips else None
         pairs = [
-            model.optimizer.update(grad.astype(jnp.float32) / scale, old, weight, pace)
-            for grad, old, weight in zip(shape.flatten_up_to(grads), kept, leaves, strict=True)
+            model.optimizer.update(_multiplied(grad, factor), old, weight, pace)
+            for grad, old, weight in zip(grads, kept, leaves, strict=True)
         ]
         full = shape.unflatten([weight for weight, _ in pairs])
         kept = shape.unflatten([new for _, new in pairs])
@@ -103,3 +107,14 @@ def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
         return state | ({"copies": _cast(full, model)} if _copies(model) else {}), loss / scale
 
     return step
+
+
+def _clipping(grads: list[jax.Array]) -> jax.Array:
+    """By what their norm is too large, as a factor."""
+    norm = jnp.sqrt(jnp.sum(jnp.stack([jnp.sum(grad * grad) for grad in grads])))
+    return _LARGEST_NORM / jnp.maximum(norm, _LARGEST_NORM)
+
+
+def _multiplied(grad: jax.Array, factor: jax.Array | None) -> jax.Array:
+    """Behind a barrier, as a compiler would multiply within the update else."""
+    return grad if factor is None else jax.lax.optimization_barrier(grad * factor)

@@ -54,7 +54,9 @@ def attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
 
 def _attend(how: Computing, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     scores = jnp.einsum("bqnd,bknd->bnqk", query * query.shape[-1] ** -0.5, key)
-    shares = dropped(how, causal_shares(scores), seed=1)
+    shares = causal_shares(scores)
+    if how.drops:  # by a kernel of its own: frameworks merge softmax with the mask before it
+        shares = dropped(how, jax.lax.optimization_barrier(shares), seed=1)
     return jnp.einsum("bnqk,bknd->bqnd", shares, value)
 
 
