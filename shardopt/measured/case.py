@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from shardopt.hardware.cluster import Cluster, HostGroup
 from shardopt.hardware.cluster_file import describe
 from shardopt.measured.frameworks import framework_of
-from shardopt.measured.layout import RowLayout, RowRecomputation, layout_of
+from shardopt.measured.layout import RowLayout, layout_of
 from shardopt.measured.machines import machine_of, states_overlap
 from shardopt.measured.rows import Row
 from shardopt.measured.sizes import spec_of
@@ -23,8 +23,9 @@ _PRECISIONS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "fp8": "bf16"}
 @dataclass(frozen=True)
 class Case:
     """A row that can be planned. `spec.batch` is the batch of one step; `float8` takes products
-    with weights in 8 bits, and all else in `dtype`; `drops` drops activations out; `clips` bounds the norm of gradients; `sums_early`
-    begins the sums of gradients, and gathers of weights, beside the microbatches next to them."""
+    with weights in 8 bits, and all else in `dtype`; `drops` drops activations out, and `clips`
+    bounds the norm of gradients; `sums_early` begins the sums of gradients, and gathers of weights,
+    beside the microbatches next to them."""
 
     row: Row
     spec: Spec
@@ -51,8 +52,7 @@ def case_of(row: Row) -> Case:
     """Raises InexpressibleRow with what the row does not state, or what plans cannot say."""
     precision = _precision(row.precision)
     framework = framework_of(row)
-    again = RowRecomputation(within="whole") if framework.reruns else None
-    layout = layout_of(row, framework.selective, again)
+    layout = layout_of(row, framework)
     machine = machine_of(row, framework)
     if layout.width > machine.devices_per_host and layout.width % machine.devices_per_host:
         raise InexpressibleRow(

@@ -49,7 +49,8 @@ class Framework:
     machine. `selective` is what "selective" recomputation without more means. `reruns` says that
     full recomputation calls all of a block's forward pass again, where others leave out what the
     backward pass does not read, as the last product of a feed forward; `clips` that the norm of
-    gradients is bounded in passes of their own."""
+    gradients is bounded in passes of their own; `splits_sequence` that tensor parallelism splits
+    norms and residuals along the sequence, whatever a row says."""
 
     attention: str = ""
     merges: bool = True
@@ -58,6 +59,7 @@ class Framework:
     selective: Recomputed = "attention"
     reruns: bool = False
     clips: bool = False
+    splits_sequence: bool = False
 
 
 _UNKNOWN = Framework()
@@ -66,7 +68,8 @@ _EAGER = re.compile(r"\beager\b(?!-1f1b)", re.IGNORECASE)
 # The first pattern found in the source decides; with, in order, where what is said is from.
 _FRAMEWORKS = (
     # Transformer Engine is the default implementation, and takes cuDNN's attention.
-    (r"megatron-lm readme|megatron.core", Framework("cudnn")),
+    # tensor_parallel/random.py: CheckpointFunction as below.
+    (r"megatron-lm readme|megatron.core", Framework("cudnn", reruns=True)),
     # arguments.py: --attention-dropout and --hidden-dropout are 0.1 unless a run says otherwise;
     # softmax with its mask, bias with GELU, bias with dropout and residual, and norms are a kernel
     # each (masked_softmax_fusion, bias_gelu_fusion, bias_dropout_fusion). mpu/random.py:
@@ -79,10 +82,11 @@ _FRAMEWORKS = (
     # reads since 2.1, which is later.
     (r"llm-foundry|mosaicml", Framework("flash", merges=False, overlaps=True, reruns=True)),
     # scaled_dot_product_attention; llama3_8b.toml: selective_ac_option is "op", which saves every
-    # second product (parallelize_llama.py).
+    # second product; SequenceParallel for norms, and activations split by Shard(1) between them
+    # (parallelize_llama.py).
     (
         r"torchtitan",
-        Framework("flash-2", overlaps=True, selective="per-operation"),
+        Framework("flash-2", overlaps=True, selective="per-operation", splits_sequence=True),
     ),
     # configs/v5e/*.sh: attention='flash'.
     (r"maxtext|tpu-recipes", Framework("tpu")),
@@ -92,11 +96,14 @@ _FRAMEWORKS = (
 # By library and preset of the device.
 _RATES = {
     ("cudnn", "h100-sxm"): _CUDNN_ON_HOPPER,
+    ("cudnn", "h100-96gb"): _CUDNN_ON_HOPPER,
     ("cudnn", "h200"): _CUDNN_ON_HOPPER,
     ("cudnn", "gh200"): _CUDNN_ON_HOPPER,
     ("flash", "dgx-a100"): _FLASH1_ON_AMPERE,
     ("flash", "h100-sxm"): _FLASH2_ON_HOPPER,
     ("flash-2", "h100-sxm"): _FLASH2_ON_HOPPER,
+    ("flash", "h100-96gb"): _FLASH2_ON_HOPPER,
+    ("flash-2", "h100-96gb"): _FLASH2_ON_HOPPER,
     ("flash-2", "h200"): _FLASH2_ON_HOPPER,
     ("flash-2", "gh200"): _FLASH2_ON_HOPPER,
     ("flash-2", "dgx-a100"): _FLASH2_ON_AMPERE,

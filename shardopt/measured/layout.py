@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from shardopt.measured.frameworks import Framework
 from shardopt.measured.rows import Row
 from shardopt.measured.unstated import InexpressibleRow
 from shardopt.models.computing import Recomputed
@@ -73,19 +74,17 @@ class RowLayout:
         return self.batch // (self.replicas * self.microbatch)
 
 
-def layout_of(
-    row: Row, selective: Recomputed = "attention", full: RowRecomputation | None = None
-) -> RowLayout:
-    """`selective` and `full` are what the framework calls so, the latter whole layers from their
-    inputs by default. Raises InexpressibleRow with what the row does not state, or what plans
-    cannot say."""
-    full = full or RowRecomputation(layers=True)
+def layout_of(row: Row, framework: Framework) -> RowLayout:
+    """Raises InexpressibleRow with what the row does not state, or what plans cannot say."""
+    # Layers of a convolution net end with an addition, which takes next to nothing again.
+    whole = framework.reruns and "resnet" not in row.arch.lower()
+    full = RowRecomputation(within="whole") if whole else RowRecomputation(layers=True)
     if row.devices is None or row.gbs is None:
         raise InexpressibleRow("states no number of devices or no global batch")
     if (row.cp or 1) > 1:
         raise InexpressibleRow("context parallelism: no method splits the sequence of attention")
     method = _method(row)
-    shape, replicas, intra_op = _of_method(row, method) if method else _axes(row)
+    shape, replicas, intra_op = _of_method(row, method) if method else _axes(row, framework)
     pp, vpp = row.pp or 1, row.vpp or 1
     if shape[0] * shape[1] * pp != row.devices:
         raise InexpressibleRow(
@@ -99,7 +98,7 @@ def layout_of(
             f"a batch of {row.gbs} is no multiple of {replicas} replicas of "
             f"{microbatch or 1} examples"
         )
-    recomputation = _recomputation(row.recompute, selective, full)
+    recomputation = _recomputation(row.recompute, framework.selective, full)
     schedule = _schedule(row, vpp)
     return RowLayout(
         shape, replicas, pp, vpp, intra_op, schedule, recomputation, microbatch, row.gbs, full
@@ -121,7 +120,7 @@ def _of_method(row: Row, method: str) -> tuple[tuple[int, int], int, str]:
     return (row.devices, 1), row.devices, "replicate" if row.devices == 1 else method
 
 
-def _axes(row: Row) -> tuple[tuple[int, int], int, str]:
+def _axes(row: Row, framework: Framework) -> tuple[tuple[int, int], int, str]:
     """Axes of a mesh, replicas and method, of the sizes that the row states."""
     if row.dp is None or row.tp is None or row.pp is None:
         raise InexpressibleRow("states no plan: dp, tp or pp is missing")
@@ -138,7 +137,7 @@ def _axes(row: Row) -> tuple[tuple[int, int], int, str]:
     if experts > 1:
         return (row.dp // experts, experts), row.dp, f"expert{suffix}"
     if row.tp > 1:
-        split = "sequence" if _splits_sequence(row) else "megatron"
+        split = "sequence" if framework.splits_sequence or _splits_sequence(row) else "megatron"
         return (row.dp, row.tp), row.dp, f"{split}{suffix}"
     alone = "replicate" if row.dp == 1 else "data"
     return (row.dp, 1), row.dp, f"zero{stage}" if stage else alone

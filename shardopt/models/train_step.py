@@ -95,11 +95,11 @@ def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
         leaves = jax.tree.leaves(state["weights"])
         shape: Any = jax.tree.structure(state["weights"])
         kept = shape.flatten_up_to(state["kept"])
-        grads = [grad.astype(jnp.float32) / scale for grad in shape.flatten_up_to(grads)]
-        factor = _clipping(grads) if model.clips else None
+        leaves_of_grads = shape.flatten_up_to(grads)
+        factor = _clipping(leaves_of_grads, scale) if model.clips else None
         pairs = [
-            model.optimizer.update(_multiplied(grad, factor), old, weight, pace)
-            for grad, old, weight in zip(grads, kept, leaves, strict=True)
+            model.optimizer.update(_unscaled(grad, scale, factor), old, weight, pace)
+            for grad, old, weight in zip(leaves_of_grads, kept, leaves, strict=True)
         ]
         full = shape.unflatten([weight for weight, _ in pairs])
         kept = shape.unflatten([new for _, new in pairs])
@@ -109,12 +109,15 @@ def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
     return step
 
 
-def _clipping(grads: list[jax.Array]) -> jax.Array:
+def _clipping(grads: list[jax.Array], scale: float) -> jax.Array:
     """By what their norm is too large, as a factor."""
-    norm = jnp.sqrt(jnp.sum(jnp.stack([jnp.sum(grad * grad) for grad in grads])))
+    squares = [jnp.sum(_unscaled(grad, scale) ** 2) for grad in grads]
+    norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
     return _LARGEST_NORM / jnp.maximum(norm, _LARGEST_NORM)
 
 
-def _multiplied(grad: jax.Array, factor: jax.Array | None) -> jax.Array:
-    """Behind a barrier, as a compiler would multiply within the update else."""
+def _unscaled(grad: jax.Array, scale: float, factor: jax.Array | None = None) -> jax.Array:
+    """Of the loss alone, times a factor; behind a barrier then, as a compiler would multiply within
+    the update else."""
+    grad = grad.astype(jnp.float32) / scale
     return grad if factor is None else jax.lax.optimization_barrier(grad * factor)

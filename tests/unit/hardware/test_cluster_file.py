@@ -33,7 +33,8 @@ def write(folder: Path, data: object, name: str = "cluster.yaml") -> str:
 
 
 def test_every_preset_loads_under_its_own_name() -> None:
-    nvidia = ("b200", "dgx-a100", "gh200", "h100-sxm", "h200", "p3.16xlarge", "v100")
+    hopper = ("gh200", "h100-96gb", "h100-sxm", "h200")
+    nvidia = ("b200", "dgx-a100", *hopper, "p3.16xlarge", "v100")
     others = ("a100-80g", "cpu-test", "mi300x", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e")
     assert presets() == tuple(sorted((*nvidia, *others)))
     for name in presets():

@@ -10,6 +10,7 @@ import pytest
 from shardopt.hardware.cluster import AttentionRate
 from shardopt.measured.case import case_of
 from shardopt.measured.figures import measured_seconds
+from shardopt.measured.frameworks import Framework
 from shardopt.measured.layout import RowRecomputation, layout_of
 from shardopt.measured.predict import open_microbatches
 from shardopt.measured.rows import Row, read_rows
@@ -30,7 +31,7 @@ def test_a_row_states_a_plan(gpt: Row) -> None:
     layout = case.layout
     assert (layout.shape, layout.replicas, layout.pp, layout.vpp) == ((1, 8), 1, 8, 3)
     assert (layout.intra_op, layout.schedule) == ("megatron", "interleaved:3")
-    assert layout.recomputation == RowRecomputation(layers=True)
+    assert layout.recomputation == RowRecomputation(within="whole")
     assert layout.microbatch is not None
     assert layout.microbatch * layout.microbatches * layout.replicas == gpt.gbs
     assert (case.dtype, case.machine.device.name) == ("f16", "A100-SXM4-80GB")
@@ -76,7 +77,7 @@ def test_methods_follow_from_axes(
     gpt: Row, changes: dict[str, object], shape: tuple[int, int], intra_op: str
 ) -> None:
     row = replace(gpt, vpp=1, schedule="1f1b", **changes)  # type: ignore[arg-type]
-    layout = layout_of(replace(row, devices=shape[0] * shape[1] * 8))
+    layout = layout_of(replace(row, devices=shape[0] * shape[1] * 8), Framework())
     assert (layout.shape, layout.intra_op) == (shape, intra_op)
 
 
@@ -94,14 +95,16 @@ def test_methods_follow_from_axes(
 def test_words_for_recomputation(
     gpt: Row, text: str, recomputation: RowRecomputation | None
 ) -> None:
-    assert layout_of(replace(gpt, recompute=text)).recomputation == recomputation
+    layout = layout_of(replace(gpt, recompute=text), Framework())
+    assert layout.recomputation == recomputation
+    assert layout.full == RowRecomputation(layers=True)
 
 
 def test_a_microbatch_that_is_not_stated_is_left_open(gpt: Row) -> None:
     row = replace(gpt, mbs=None, gbs=64, vpp=1, schedule="1f1b")
-    sizes = [layout.microbatch for layout in open_microbatches(layout_of(row))]
+    sizes = [layout.microbatch for layout in open_microbatches(case_of(row).layout)]
     assert sizes == [1, 2, 4, 8]  # eight meshes have eight microbatches at least
-    assert [each.microbatch for each in open_microbatches(layout_of(gpt))] == [gpt.mbs]
+    assert [each.microbatch for each in open_microbatches(case_of(gpt).layout)] == [gpt.mbs]
 
 
 def test_products_in_8_bits_are_beside_numbers_of_16(gpt: Row) -> None:
@@ -141,7 +144,7 @@ def test_what_cannot_be_said_has_a_reason(
 def test_a_row_that_states_it_overlaps(gpt: Row) -> None:
     noted = replace(gpt, note="overlap-grad-reduce on; vpp not stated")
     assert not case_of(gpt).machine.overlap and case_of(noted).machine.overlap
-    pieces = case_of(replace(gpt, note="+AsyncTP")).machine
+    pieces = case_of(replace(gpt, note="tp-comm-overlap")).machine
     assert pieces.overlap and pieces.windowed_products
     assert case_of(noted).sums_early and not case_of(gpt).sums_early
     assert not case_of(noted).machine.windowed_products
@@ -149,14 +152,29 @@ def test_a_row_that_states_it_overlaps(gpt: Row) -> None:
 
 def test_a_source_names_its_framework(gpt: Row) -> None:
     """With its kernels for attention, of which the column of that name knows better."""
-    assert case_of(gpt).drops and not fused(gpt)
+    assert case_of(gpt).drops and case_of(gpt).clips and not fused(gpt)
     mosaic = replace(gpt, source="MosaicML llm-foundry training benchmarks")
     assert fused(mosaic) and case_of(mosaic).machine.overlap and not case_of(mosaic).drops
+    assert case_of(mosaic).layout.recomputation == RowRecomputation(within="whole")
+    titan = case_of(replace(gpt, source="torchtitan benchmarks")).layout
+    assert (titan.intra_op, titan.recomputation) == ("sequence", RowRecomputation(layers=True))
     assert not fused(replace(mosaic, attention="none"))
     assert fused(replace(gpt, attention="flash-2", source="of my own"))
     assert not fused(replace(mosaic, hardware="V100-SXM2-16GB")), "of which none was published"
     rates = fused(replace(gpt, attention="tpu", hardware="TPU v5e"))
     assert rates is not None and rates[0].forward_fill == 0
+
+
+@pytest.mark.parametrize(
+    ("hardware", "name"),
+    [
+        ("H100-SXM5-80GB", "H100-SXM5-80GB"),
+        ("H100-SXM 96GB HBM2e 2.4TB/s 500W", "H100-96GB-HBM2e"),
+        ("GH200 96GB", "GH200-96GB"),
+    ],
+)
+def test_devices_have_presets(gpt: Row, hardware: str, name: str) -> None:
+    assert case_of(replace(gpt, hardware=hardware)).machine.device.name == name
 
 
 def fused(row: Row) -> tuple[AttentionRate, ...] | None:

@@ -3,6 +3,7 @@ both."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from shardopt.models.blocks import product
 from shardopt.models.build import build
 from shardopt.models.computing import PLAIN, Computing
 from shardopt.models.specs import GptSpec
+from shardopt.models.train_step import first_state, make_step
 from shardopt.models.weights import draw
 
 DECODERS = ("gpt-tiny", "llama-tiny", "moe-tiny")
@@ -34,11 +36,29 @@ def _gradients(name: str, how: Computing) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("recomputed", ["attention", "per-operation"])
+@pytest.mark.parametrize("recomputed", ["attention", "per-operation", "whole"])
 def test_recomputation_changes_no_number(name: str, recomputed: Any) -> None:
     plain, ours = (_gradients(name, how) for how in (PLAIN, Computing(False, recomputed)))
     for mine, theirs in zip(ours, plain, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_clipping_bounds_the_norm_of_gradients(clips: bool) -> None:
+    """Of which the first moments of Adam are a tenth behind the first step."""
+    model = build(TINY["gpt-tiny"], "f32", Computing(clips=clips))
+    state, shape = first_state(model), model.batch["tokens"].shape
+    heads = state["weights"]["ends"]["head"]
+    state["weights"]["ends"]["head"] = 100 * heads  # gradients of norm above one
+    tokens = jax.random.randint(jax.random.key(0), shape, 0, 64)
+    after, _ = jax.jit(make_step(model))(state, {"tokens": tokens, "labels": tokens})
+    moments = [leaf["mean"] for leaf in jax.tree.leaves(after["kept"], is_leaf=_has_mean)]
+    norm = 10 * np.sqrt(sum(float(jnp.sum(moment**2)) for moment in moments))
+    assert norm == pytest.approx(1.0, rel=1e-4) if clips else norm > 2
+
+
+def _has_mean(tree: Any) -> bool:
+    return isinstance(tree, dict) and "mean" in tree
 
 
 def test_products_in_8_bits_are_close() -> None:
@@ -93,3 +113,11 @@ def test_planning_sees_what_is_recomputed() -> None:
     assert _seconds(plain) < _seconds(less) < 1.34 * _seconds(plain)
     scores = 32 * 4096**2 * 2  # bytes of one block
     assert max(less.fragment_bytes) < max(plain.fragment_bytes) - scores
+
+
+@pytest.mark.slow
+def test_running_a_block_again_takes_what_its_backward_pass_does_not_read() -> None:
+    """The last product of a feed forward: 1.26 times what a step takes, and 1.18 without it."""
+    short = replace(WIDE, sequence=256)
+    plain, whole = (_planned(short, how) for how in (PLAIN, Computing(recomputed="whole")))
+    assert _seconds(whole) > 1.23 * _seconds(plain)
