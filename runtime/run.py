@@ -165,7 +165,8 @@ class Run:
         begin = perf_counter()
         try:
             with nullcontext() if self._watchdog is None else self._watchdog.step():
-                self._call("step", parts)
+                step = self.steps_done
+                self._call("step", {name: (*values, step) for name, values in parts.items()})
         finally:
             self.step_seconds = perf_counter() - begin
         self.steps_done += 1

@@ -108,6 +108,7 @@ class Worker:
         )
         self._state = WorkerState(self._context)
         self._outputs: dict[int, DeviceArray] = {}
+        self._num_begun = 0  # steps
         self._live_bytes = LiveBytesObserver(self._context) if options.track_bytes else None
         self._recorder = self._context.recorder = Recorder(self._context) if options.trace else None
         self._observers: list[Observer] = [
@@ -131,13 +132,16 @@ class Worker:
         for number, parts in values.items():
             self._set(buffers[number], parts)
 
-    def step(self, values: Mapping[int, Parts]) -> None:
-        """Run the list once, with some arguments replaced first. Raises MeshError, or Cancelled."""
+    def step(self, values: Mapping[int, Parts], step: int) -> None:
+        """Run the list once, with some arguments replaced first. The number of the step is the same
+        for all workers; a step may run a second time, and some never do. Raises MeshError, or
+        Cancelled."""
         self.load(values)
         # Before the list runs, so that old results do not live beside the new ones.
         self._outputs.clear()
-        step, self._busy = self._context.step, True
-        self._context.checking = step < self._options.checked_steps
+        self._context.step, self._busy = step, True
+        self._context.checking = self._num_begun < self._options.checked_steps
+        self._num_begun += 1
         for observer in self._observers:
             observer.begin_step(step)
         # One integer for both, of which no reader in another process sees half.

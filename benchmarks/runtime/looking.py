@@ -50,6 +50,6 @@ def _loop_seconds(run, steps: int) -> tuple[float, float]:  # type: ignore[no-un
         for action in worker._actions:
             action()
 
-    samples = [(seconds(lambda: worker.step({})), seconds(bare)) for _ in range(steps)]
+    samples = [(seconds(lambda: worker.step({}, 0)), seconds(bare)) for _ in range(steps)]
     loop, plain = (median(each) / _NOTHING for each in zip(*samples, strict=True))
     return loop, plain

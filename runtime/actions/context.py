@@ -37,9 +37,10 @@ Action = Callable[[], None]
 @dataclass
 class Context:
     """`buffers[b]` is the array of buffer b (shards on the host while it waits to be completed),
-    None where there is none. `step` counts the steps that are done; `checking` is on while the
-    inputs of every RUN are compared with what is expected. With `copy_pieces`, what is sent is
-    copied first, so that a message under way keeps no array of the mesh alive."""
+    None where there is none. `step` is the number of the step that runs, or that runs next if none
+    is repeated or left out; `checking` is on while the inputs of every RUN are compared with what
+    is expected. With `copy_pieces`, what is sent is copied first, so that a message under way keeps
+    no array of the mesh alive."""
 
     program: MeshProgram
     host: Host  # the one this worker is; shards are those of its devices

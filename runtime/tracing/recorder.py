@@ -28,6 +28,8 @@ DO, EXECUTE, TRANSMIT = 0, 1, 2
 Event = tuple[int, int, int, int, int, int, int, str]
 
 _MOST_STEPS = 32  # that are kept, the newest
+# A thread that has to wait for its core between two clocks reads them milliseconds apart.
+_CLOCK_READINGS = 16
 
 
 class Recorder:
@@ -51,9 +53,10 @@ class Recorder:
 
     def begin_step(self, step: int) -> None:
         self._step, self._events = step, []
+        self._steps.pop(step, None)  # a step that runs again is a new one
         self._steps[step] = self._events
         while len(self._steps) > _MOST_STEPS:
-            del self._steps[min(self._steps)]
+            del self._steps[next(iter(self._steps))]
 
     def begin(self, position: int) -> None:
         self._waited = 0
@@ -103,7 +106,7 @@ class Recorder:
         # Behind all that was submitted before, so that these events are there.
         self._executions.submit(int).result()
         events = [list(event) for of_step in self._steps.values() for event in of_step]
-        return {"offset_ns": time_ns() - perf_counter_ns(), "events": events}
+        return {"offset_ns": _clock_offset(), "events": events}
 
     def close(self) -> None:
         self._executions.shutdown(wait=False, cancel_futures=True)
@@ -116,3 +119,14 @@ class Recorder:
             now = perf_counter_ns()
             events.append((step, position, EXECUTE, began, max(began, self._free_from), now, 0, ""))
             self._free_from = now
+
+
+def _clock_offset() -> int:
+    """The time of day less the clock of the events, in ns: of several readings the one that was
+    disturbed least."""
+
+    def reading() -> tuple[int, int]:
+        before, time, after = perf_counter_ns(), time_ns(), perf_counter_ns()
+        return after - before, time - (before + after) // 2
+
+    return min(reading() for _ in range(_CLOCK_READINGS))[1]

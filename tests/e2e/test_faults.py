@@ -33,11 +33,13 @@ def start(
     backend: str = "process",
     checkpoints: CheckpointOptions | None = None,
     program: Program | None = None,
+    trace: bool = False,
 ) -> Run:
     return open_run(
         program or example(),
         backend,
         quick_compile=True,
+        trace=trace,
         faults=faults,
         limits=LIMITS,
         checkpoints=checkpoints,
@@ -193,6 +195,24 @@ def test_the_last_error_is_raised_when_no_restarts_are_left() -> None:
             1,
             recovery=Recovery(restarts=1),
         )
+
+
+def test_steps_keep_their_numbers_when_a_run_goes_on(tmp_path: Path) -> None:
+    with start([], "local") as run:
+        run.load(inputs())
+        run.steps_done = 40
+        run.save(tmp_path / "saved")
+    fault = Fault("raise", "m0", 0, 41, 3)
+    with start([fault], "local", trace=True) as run:
+        run.load(inputs())
+        run.restore(tmp_path / "saved")
+        run.step()
+        assert {span.step for span in run.spans()} == {40}
+        run.restore(tmp_path / "saved")
+        run.step()
+        with pytest.raises(MeshError, match="injected fault") as raised:
+            run.step()
+    assert raised.value.where.startswith("step 41, instruction 3 (")
 
 
 @pytest.mark.slow

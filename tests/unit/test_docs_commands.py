@@ -117,7 +117,7 @@ def test_commands_of_a_page_print_what_it_shows(
         run = subprocess.run(
             # `timeout` ends what the shell has started, too, which would go on alone if only the
             # shell were killed
-            ["timeout", "--kill-after=5", "120", "bash", "-o", "pipefail", "-c", command.text],
+            ["timeout", "--kill-after=5", "300", "bash", "-o", "pipefail", "-c", command.text],
             cwd=tmp_path,
             env=_environment(commands_folder),
             stdout=subprocess.PIPE,
