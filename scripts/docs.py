@@ -40,6 +40,7 @@ _LIT = "tests/lit/passes"
 # Verifiers whose module is not called `<form>_form`, and checks that several verifiers share.
 _VERIFIERS = {"exported": "exported_verify"}
 _SHARED: tuple[tuple[str, str], ...] = (
+    ("Donated arguments, in every form", "shardopt.dialect.donation"),
     ("The loop, in every form from `microbatched` on", "shardopt.dialect.program"),
     ("The cluster of the module, from `staged` on", "shardopt.dialect.cluster"),
     ("Topologies and types, from `staged` on", "shardopt.dialect.mpmd"),

@@ -18,6 +18,7 @@ import re
 import signal
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -177,33 +178,50 @@ def run(item: Input) -> tuple[Input, str, str]:
         arguments = [str(path), "--shardopt-import"]
         if item.kind == PIPELINE:
             arguments = [str(_VALID_MODULE), "--pass-pipeline=" + item.data.decode("latin-1")]
-        child = os.fork()
-        if child == 0:
-            _child([*arguments, "-o", os.devnull], errors)
-        _, status = os.waitpid(child, 0)
+        status = run_in_child(tool([*arguments, "-o", os.devnull]), errors)
         text = errors.read_text(errors="replace")
-    return item, _verdict(status, text), text
+    return item, verdict_of(status, text), text
 
 
-def _child(arguments: Sequence[str], errors: Path) -> None:
-    """Never returns."""
-    code = 70
-    try:
-        signal.alarm(TIMEOUT_SECONDS)
-        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def run_in_child(work: Callable[[], int], errors: Path, seconds: int = TIMEOUT_SECONDS) -> int:
+    """How a child ends that does the work; what it says goes into the file."""
+    child = os.fork()
+    if child == 0:
+        _child(work, errors, seconds)
+    return os.waitpid(child, 0)[1]
+
+
+def tool(arguments: Sequence[str]) -> Callable[[], int]:
+    """`shardopt-opt` as a process of its own would run it."""
+
+    def work() -> int:
         from shardopt.tools.opt import main
 
         sys.argv = ["shardopt-opt", *arguments]  # arguments passed directly would run unsupervised
-        code = main()
+        return main()
+
+    return work
+
+
+def _child(work: Callable[[], int], errors: Path, seconds: int) -> None:
+    """Never returns."""
+    code = 70
+    try:
+        signal.alarm(seconds)
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = work()
     except SystemExit as stop:
         code = int(stop.code or 0)
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(code)
 
 
-def _verdict(status: int, text: str) -> str:
+def verdict_of(status: int, text: str) -> str:
+    """ "ran", "refused", or what must not happen."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return "hung" if number == signal.SIGALRM else f"crashed ({signal.Signals(number).name})"

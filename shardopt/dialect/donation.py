@@ -6,7 +6,7 @@ such arguments with results of equal type in order, skipping results that are al
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from jaxlib.mlir import ir
 
@@ -46,6 +46,34 @@ def read_donation(func: ir.Operation) -> dict[int, int]:
             pairs[index] = result
             free.remove(result)
     return dict(sorted(pairs.items()))
+
+
+def donation_faults(func: ir.Operation) -> Iterator[str]:
+    """What is wrong with the results that arguments name: it is no number, there is none of that
+    number, it is of another type, or another argument names it."""
+    type_ = ir.FunctionType(ir.TypeAttr(func.attributes["function_type"]).value)
+    inputs, results = type_.inputs, type_.results
+    taken: dict[int, int] = {}
+    for number, attributes in enumerate(argument_attributes(func)):
+        for key, verb in ((ALIASING_OUTPUT, "aliases"), (REPLACED_BY, "is replaced by")):
+            if key not in attributes:
+                continue
+            if not isinstance(attributes[key], ir.IntegerAttr):
+                yield f"argument {number}: expected a number in '{key}', found {attributes[key]}"
+                continue
+            result = ir.IntegerAttr(attributes[key]).value
+            if not 0 <= result < len(results):
+                yield (
+                    f"argument {number} {verb} result {result}, but there are "
+                    f"{len(results)} results"
+                )
+            elif key == ALIASING_OUTPUT and taken.setdefault(result, number) != number:
+                yield f"arguments {taken[result]} and {number} both alias result {result}"
+            elif _buffer(inputs[number]) != _buffer(results[result]):
+                yield (
+                    f"argument {number} {verb} result {result}: expected equal types, found "
+                    f"{inputs[number]} and {results[result]}"
+                )
 
 
 def read_replacements(func: ir.Operation) -> dict[int, int]:

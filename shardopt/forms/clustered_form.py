@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from jaxlib.mlir import ir
 
 from shardopt.dialect.attributes import entries
-from shardopt.dialect.donation import argument_attributes
+from shardopt.dialect.donation import argument_attributes, donation_faults
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.op_graph import free_values
@@ -32,6 +32,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     except ValueError as error:
         yield Violation(module.operation, str(error))
         return
+    yield from (Violation(program.main, fault) for fault in donation_faults(program.main))
     layers = [
         (op, op.attributes.get(LAYER, None), SHARED, f"'{op.name}'") for op in _operations(program)
     ]

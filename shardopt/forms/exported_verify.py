@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.donation import read_donation
+from shardopt.dialect.donation import donation_faults, read_donation
 from shardopt.dialect.mpmd import (
     BODY_KINDS,
     KIND,
@@ -22,7 +22,7 @@ from shardopt.dialect.mpmd import (
     read_topology,
 )
 from shardopt.dialect.schedule import read_schedule
-from shardopt.dialect.sharding import MHLO_SHARDING, to_mhlo
+from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple, to_mhlo
 from shardopt.forms.exported_form import (
     MAIN,
     MESH_SHAPE,
@@ -121,27 +121,20 @@ class _Verifier:
         return value
 
     def _verify_aliases(self, main: ir.Operation) -> None:
+        faults = list(donation_faults(main))
+        for fault in faults:
+            self.report(main, fault)
+        if faults:
+            return
         type_ = function_type(main)
-        inputs, results = list(type_.inputs), list(type_.results)
-        taken: dict[int, int] = {}
         for number, alias in read_donation(main).items():
-            if not 0 <= alias < len(results):
+            source, target = type_.inputs[number], type_.results[alias]
+            if mesh_value(source) != mesh_value(target):
                 self.report(
                     main,
-                    f"argument {number} aliases result {alias}, but there are "
-                    f"{len(results)} results",
+                    f"argument {number} is donated to result {alias}: expected equal shardings, "
+                    f"found {source} and {target}",
                 )
-            elif alias in taken:
-                self.report(
-                    main, f"arguments {taken[alias]} and {number} both alias result {alias}"
-                )
-            elif mesh_value(inputs[number]) != mesh_value(results[alias]):
-                self.report(
-                    main,
-                    f"argument {number} is donated to result {alias}: expected equal types, "
-                    f"found {inputs[number]} and {results[alias]}",
-                )
-            taken.setdefault(alias, number)
 
     def _verify_ops(self, block: ir.Block, *, in_body: bool) -> None:
         loops = 0
@@ -210,6 +203,9 @@ class _Verifier:
             self.report(
                 op, f"function @{name}: expected plain StableHLO without calls, found '{calls[0]}'"
             )
+        for fault in donation_faults(callee):
+            self.report(op, f"function @{name}: {fault}")
+        self._verify_inside(callee, mesh)
         for what, values, types, key in (
             ("argument", op.operands, function_type(callee).inputs, "arg_attrs"),
             ("result", op.results, function_type(callee).results, "res_attrs"),
@@ -223,6 +219,27 @@ class _Verifier:
             for number, (value, type_, attributes) in enumerate(rows):
                 where = f"{what} {number} of @{name}"
                 self._verify_boundary(op, mesh, value.type, type_, attributes, where, annotated)
+
+    def _verify_inside(self, callee: ir.Operation, mesh: Mesh) -> None:
+        """Shardings of operations lie along axes of the mesh: what is handed to the partitioner
+        otherwise is not what was planned."""
+        for inner in _nested_ops(callee):
+            if MHLO_SHARDING not in inner.attributes:
+                continue
+            texts = split_tuple(ir.StringAttr(inner.attributes[MHLO_SHARDING]).value)
+            if len(texts) != len(inner.results):
+                count = len(inner.results)
+                self.report(
+                    inner,
+                    f"expected {count} shardings on '{inner.name}', found {len(texts)}",
+                )
+                continue
+            for text, result in zip(texts, inner.results, strict=True):
+                if not isinstance(result.type, ir.RankedTensorType):
+                    continue
+                with self.reporting(inner):
+                    shape = tuple(result.type.shape)
+                    from_mhlo(text, len(shape), mesh).check(mesh, shape)
 
     def _verify_boundary(
         self,

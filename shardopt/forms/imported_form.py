@@ -13,6 +13,7 @@ from typing import NamedTuple
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from shardopt.dialect.donation import donation_faults
 from shardopt.dialect.manual import MANUAL, is_inside, mesh_names
 from shardopt.ir.rewriting import functions, operations, symbol_name
 
@@ -102,6 +103,7 @@ def _of_functions(module: ir.Module) -> Iterator[Violation]:
             visibility = ir.StringAttr(function.attributes["sym_visibility"]).value
             if visibility != "public":
                 yield Violation(function, f"expected '@{MAIN}' to be public, found it {visibility}")
+        yield from (Violation(function, fault) for fault in donation_faults(function))
         blocks = len(function.regions[0].blocks)
         if blocks != 1:
             yield Violation(function, f"expected '@{name}' to have one block, found {blocks}")

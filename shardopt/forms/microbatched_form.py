@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.donation import donation_faults
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.forms.imported_form import MAIN, Violation
 from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
@@ -39,6 +40,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
         return
     yield from _of_call(program)
     yield from _of_functions(program)
+    yield from (Violation(program.main, fault) for fault in donation_faults(program.main))
     if len(program.call.operands) == len(program.body_block.arguments):
         yield from _of_captures(program)
     for op in operations(module.operation):

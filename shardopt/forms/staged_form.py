@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import read_cluster
+from shardopt.dialect.donation import donation_faults
 from shardopt.dialect.mpmd import (
     BODY_KINDS,
     KIND,
@@ -49,6 +50,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
         return
     for message in mesh_errors(meshes, cluster):
         yield Violation(program.main, message)
+    yield from (Violation(program.main, fault) for fault in donation_faults(program.main))
     yield from _of_body_topology(program)
     yield from _Checker(program, {mesh.name: mesh for mesh in meshes}).violations()
 

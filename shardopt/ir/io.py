@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -21,7 +22,9 @@ from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.ir.diagnostics import (
     DiagnosedError,
+    Diagnostic,
     Handler,
+    Position,
     in_binary_file,
     in_file,
     native_errors_raised,
@@ -31,11 +34,23 @@ from shardopt.ir.native import verify
 from shardopt.ir.printing import PLAIN, PrintStyle
 from shardopt.ir.rewriting import copy_of
 from shardopt.support.errors import UserError
+from shardopt.support.suggestions import unknown_name
 
 OutputForm: TypeAlias = Literal["text", "bytecode", "portable"]
 
 # What the parsers call a buffer that has no file name.
 BUFFER_NAME = "-"
+
+# Functions and calls of the mpmd dialect, in the form for people and in the generic one; strings
+# and comments are pieces of their own, in which neither is found.
+_NAME = r'@([\w$.-]+|"(?:[^"\\]|\\.)*")'
+_PIECE = re.compile(
+    rf"\bmpmd\.call +{_NAME}"
+    rf'|"mpmd\.call"\([^)]*\) *<?\{{[^}}]*?callee = {_NAME}'
+    rf"|\bfunc(?:\.func)? +(?:(?:public|private|nested) +)?{_NAME}"
+    r'|\bsym_name = ("(?:[^"\\]|\\.)*")'
+    r'|"(?:[^"\\\n]|\\.)*"|//[^\n]*'
+)
 
 
 def load_module(
@@ -163,6 +178,26 @@ def _mode_of(target: Path) -> int:
     return 0o666 & ~umask
 
 
+def _check_callees(text: str, name: str) -> None:
+    """Raises DiagnosedError for an `mpmd.call` of what is no function of the text: the verifier of
+    its dialect ends the process on it."""
+    if "mpmd.call" not in text:
+        return
+    pieces = list(_PIECE.finditer(text))
+    known = {_unquoted(piece[3] or piece[4]) for piece in pieces if piece[3] or piece[4]}
+    for piece in pieces:
+        callee = _unquoted(piece[1] or piece[2] or "")
+        if callee and callee not in known:
+            line = text.count("\n", 0, piece.start()) + 1
+            column = piece.start() - text.rfind("\n", 0, piece.start())
+            message = f"'mpmd.call': {unknown_name('function', callee, sorted(known))}"
+            raise DiagnosedError(Diagnostic("error", message, Position(name, line, column)))
+
+
+def _unquoted(symbol: str) -> str:
+    return symbol.strip('"')
+
+
 def _parse(
     data: bytes, source: str | os.PathLike[str] | bytes, context: ir.Context, name: str
 ) -> ir.Module:
@@ -178,6 +213,7 @@ def _parse(
         raise UserError(
             f"'{name}' holds neither MLIR text nor MLIR bytecode (first bytes: {data[:8].hex(' ')})"
         )
+    _check_callees(text, name)
     # Stdin and pipes cannot be read again.
     if isinstance(source, bytes) or not Path(source).is_file():
         return ir.Module.parse(text, context)

@@ -1,4 +1,5 @@
 // RUN: split-file %s %t
+// RUN: not shardopt-opt %t/alias.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/alias.mlir
 // RUN: not shardopt-opt %t/call.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/call.mlir
 // RUN: not shardopt-opt %t/no-main.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/no-main.mlir
 // RUN: not shardopt-opt %t/private.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/private.mlir
@@ -73,4 +74,15 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
     stablehlo.return %s : tensor<f32>
   }) : (tensor<4xf32>) -> tensor<4xf32>
   return %1 : tensor<4xf32>
+}
+
+//--- alias.mlir
+// CHECK: alias.mlir:[[@LINE+6]]:1: error: arguments 0 and 1 both alias result 0
+// CHECK: note: argument 2 aliases result 9, but there are 1 results
+// CHECK: note: argument 3: expected a number in 'tf.aliasing_output', found "0"
+// CHECK: note: argument 4 is replaced by result 0: expected equal types, found tensor<2xf32> and tensor<4xf32>
+// CHECK: note: argument 5 is replaced by result -1, but there are 1 results
+// CHECK-NOT: note: argument
+func.func @main(%x: tensor<4xf32> {tf.aliasing_output = 0 : i32}, %y: tensor<4xf32> {tf.aliasing_output = 0 : i32}, %z: tensor<4xf32> {tf.aliasing_output = 9 : i32}, %a: tensor<4xf32> {tf.aliasing_output = "0"}, %b: tensor<2xf32> {shardopt.replaced_by = 0 : i32}, %c: tensor<4xf32> {shardopt.replaced_by = -1 : i32}) -> tensor<4xf32> {
+  return %x : tensor<4xf32>
 }

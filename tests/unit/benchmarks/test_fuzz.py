@@ -1,5 +1,5 @@
-"""A short run of the fuzzer on every change; `python -m benchmarks.tools.fuzz_opt` is the long
-one."""
+"""Short runs of the fuzzers on every change; `python -m benchmarks.tools.fuzz_opt` and
+`fuzz_phases` are the long ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.tools import fuzz_phases
 from benchmarks.tools.fuzz_opt import PIPELINE, main, make_inputs
 
 
@@ -21,4 +22,11 @@ def test_inputs_are_the_same_for_the_same_seed() -> None:
 def test_mutated_inputs_run_or_are_refused(tmp_path: Path) -> None:
     assert main(["--inputs", "300", "--seed", "11", "--keep", str(tmp_path)]) == 0, sorted(
         tmp_path.iterdir()
+    )
+
+
+@pytest.mark.slow
+def test_mutated_dumps_compute_the_same_or_are_refused(tmp_path: Path) -> None:
+    assert fuzz_phases.main(["--inputs", "16", "--seed", "11", "--keep", str(tmp_path)]) == 0, (
+        sorted(tmp_path.iterdir())
     )
