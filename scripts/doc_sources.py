@@ -14,7 +14,7 @@ from types import ModuleType
 # of.
 _LEAST_WORDS = 5
 _REPORTING = ("Violation", "ValueError", "report")
-_ELIDED = "…"
+ELIDED = "…"
 
 
 def docstring(module: ModuleType) -> tuple[str, str]:
@@ -91,13 +91,13 @@ def messages(module_name: str) -> tuple[str, ...]:
     """The errors a file can report, in order, with `…` for what is filled in; without those that
     only pass one on."""
     spoken = [
-        text.removeprefix(f"{_ELIDED}: ")
+        text.removeprefix(f"{ELIDED}: ")
         for text in _spoken(_tree(import_module(module_name)), reported=False)
     ]
     whole = [
         text
         for text in spoken
-        if len(text.split()) >= _LEAST_WORDS and not text.endswith(f": {_ELIDED}")
+        if len(text.split()) >= _LEAST_WORDS and not text.endswith(f": {ELIDED}")
     ]
     return tuple(dict.fromkeys(whole))
 
@@ -105,9 +105,9 @@ def messages(module_name: str) -> tuple[str, ...]:
 def _spoken(node: ast.AST, *, reported: bool) -> Iterator[str]:
     """Strings handed to a reporting call, returned or yielded, and all others that say what was
     expected."""
-    text = _text(node, _ELIDED)
+    text = _text(node, ELIDED)
     if text is not None:
-        if reported or text.removeprefix(f"{_ELIDED}: ").startswith("expected "):
+        if reported or text.removeprefix(f"{ELIDED}: ").startswith("expected "):
             yield text
         return
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # a docstring

@@ -42,6 +42,10 @@ _VERIFIERS = {"exported": "exported_verify"}
 _SHARED: tuple[tuple[str, str], ...] = (
     ("Donated arguments, in every form", "shardopt.dialect.donation"),
     ("The loop, in every form from `microbatched` on", "shardopt.dialect.program"),
+    (
+        "Rows of what is cut into microbatches, from `microbatched` on",
+        "shardopt.forms.microbatch_rows",
+    ),
     ("The cluster of the module, from `staged` on", "shardopt.dialect.cluster"),
     ("Topologies and types, from `staged` on", "shardopt.dialect.mpmd"),
     ("Meshes and the values on them, from `staged` on", "shardopt.forms.mesh_checks"),
@@ -247,6 +251,15 @@ def dialect_page() -> str:
     for title, module in _SHARED:
         blocks += [title + ":", _message_list(module)]
     return _page(blocks)
+
+
+def verifier_modules() -> tuple[str, ...]:
+    """Where the errors of verifiers are written."""
+    from shardopt.pipeline.phases import PHASES
+
+    forms = dict.fromkeys(form for phase in PHASES for form in _forms_of(phase))
+    own = [f"shardopt.forms.{_VERIFIERS.get(form, f'{form}_form')}" for form in forms]
+    return (*own, *(module for _, module in _SHARED))
 
 
 def _form_blocks(phase: Phase, form: str) -> list[str]:

@@ -15,6 +15,7 @@ import argparse
 import os
 import random
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -32,6 +33,8 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = 60  # shardopt-opt itself gives up reading damaged bytecode after 30
+# What asks for more is wrong, and would have the system end other processes.
+_MEMORY_BYTES = 6 << 30
 PIPELINE = "pipeline"
 _VALID_MODULE = ROOT / "docs" / "tutorial" / "mlp.mlir"
 _NUMBERS = (b"0", b"-1", b"1", b"2147483648", b"9223372036854775807", b"99999999999999999999")
@@ -208,6 +211,7 @@ def _child(work: Callable[[], int], errors: Path, seconds: int) -> None:
     code = 70
     try:
         signal.alarm(seconds)
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = work()

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import mpmd
 
 from shardopt.dialect.sharding import from_sdy, to_sdy
-from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.mesh import Mesh, Sharding, numbered_devices
 
 TOPOLOGY = "topology"
 DEVICES = "shardopt.devices"
@@ -108,9 +107,9 @@ def read_topology(func: ir.Operation) -> tuple[Mesh, ...]:
     else:
         ids, start = [], 0
         for _, axes in named_axes:
-            size = prod(extent for _, extent in axes)
-            ids.append(tuple(range(start, start + size)))
-            start += size
+            numbers = numbered_devices(axes)
+            ids.append(tuple(start + number for number in numbers))
+            start += len(numbers)
     return tuple(
         Mesh(name, axes, devices) for (name, axes), devices in zip(named_axes, ids, strict=True)
     )

@@ -6,13 +6,11 @@ func.func public @main(…) attributes {shardopt.mesh = #sdy.mesh<["x"=2, "y"=2]
 
 from __future__ import annotations
 
-from math import prod
-
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from shardopt.dialect.mpmd import mesh_shape_attr
-from shardopt.mesh.mesh import MESH_NAME, Mesh
+from shardopt.mesh.mesh import MESH_NAME, Mesh, numbered_devices
 
 PLAIN_MESH = "shardopt.mesh"
 
@@ -30,4 +28,4 @@ def read_plain_mesh(main: ir.Operation) -> Mesh:
         )
     axes = [sdy.MeshAxisAttr(axis) for axis in sdy.MeshAttr(main.attributes[PLAIN_MESH]).axes]
     sizes = tuple((axis.name, axis.size) for axis in axes)
-    return Mesh(MESH_NAME, sizes, tuple(range(prod(size for _, size in sizes))))
+    return Mesh(MESH_NAME, sizes, numbered_devices(sizes))

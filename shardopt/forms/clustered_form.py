@@ -20,6 +20,7 @@ from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.op_graph import free_values
 from shardopt.forms.imported_form import Violation
+from shardopt.forms.microbatch_rows import row_violations
 from shardopt.graph.op_graph import SHARED
 from shardopt.ir.rewriting import defining
 
@@ -33,6 +34,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
         yield Violation(module.operation, str(error))
         return
     yield from (Violation(program.main, fault) for fault in donation_faults(program.main))
+    yield from row_violations(program)
     layers = [
         (op, op.attributes.get(LAYER, None), SHARED, f"'{op.name}'") for op in _operations(program)
     ]
@@ -50,11 +52,12 @@ def violations(module: ir.Module) -> Iterator[Violation]:
             yield Violation(op, f"expected a layer of at least {least} on {where}, found {layer}")
         else:
             used.add(layer)
-    missing = sorted(set(range(max(used, default=SHARED) + 1)) - used)
-    if missing:
+    in_order = sorted(used - {SHARED})
+    missing = next((k for k, layer in enumerate(in_order) if layer != k), None)
+    if missing is not None:
         yield Violation(
             program.loop,
-            f"expected operations in every layer up to {max(used)}, found none in {missing[0]}",
+            f"expected operations in every layer up to {in_order[-1]}, found none in {missing}",
         )
     yield from _of_shared(program)
 

@@ -36,8 +36,10 @@ from shardopt.forms.exported_form import (
     read_steps,
 )
 from shardopt.forms.exported_program import MeshValue
+from shardopt.forms.microbatch_rows import row_faults
 from shardopt.forms.reshard_steps import find_plan_fault, tiles_by_device
 from shardopt.forms.shardy_functions import stated_sharding
+from shardopt.ir.rewriting import operations
 from shardopt.ir.rewriting import terminator as end_of
 from shardopt.mesh.mesh import Mesh
 from shardopt.schedule.schedules import find_schedule
@@ -50,14 +52,16 @@ def verify_exported(module: ir.Module) -> list[Problem]:
     """Every fault as (location, message), in program order; empty for a module that the runtime can
     execute."""
     symbols = ir.SymbolTable(module.operation)
-    verifier = _Verifier(symbols)
+    verifier = _Verifier(module, symbols)
     with verifier.reporting(module.operation):
         verifier.verify_main(find_function(symbols, MAIN))
     return verifier.problems
 
 
 class _Verifier:
-    def __init__(self, symbols: ir.SymbolTable) -> None:
+    def __init__(self, module: ir.Module, symbols: ir.SymbolTable) -> None:
+        self.module = module
+        self.calls: int | None = None
         self.symbols = symbols
         self.meshes: dict[str, Mesh] = {}
         self.problems: list[Problem] = []
@@ -183,9 +187,17 @@ class _Verifier:
                 op,
                 f"expected a kind of the microbatch body ({', '.join(BODY_KINDS)}), found '{kind}'",
             )
+        if not 0 <= stage < (calls := self._count_calls()):
+            self.report(op, f"expected a stage from 0 to {calls - 1}, found {stage}")
         home = self.homes.setdefault((stage, kind), mesh) if in_body else mesh
         if home != mesh:
             self.report(op, f"{kind} of stage {stage} runs on mesh '{home}' and on mesh '{mesh}'")
+
+    def _count_calls(self) -> int:
+        """There are no more stages than calls."""
+        if self.calls is None:
+            self.calls = len(operations(self.module.operation, ("mpmd.fragment_call",)))
+        return self.calls
 
     def _verify_callee(self, op: ir.Operation, callee: ir.Operation, mesh: Mesh) -> None:
         name = ir.StringAttr(callee.attributes["sym_name"]).value
@@ -300,8 +312,6 @@ class _Verifier:
                 )
 
     def _verify_loop(self, op: ir.Operation) -> None:
-        if int(ir.IntegerAttr(op.attributes["iterations"])) < 1:
-            self.report(op, "expected at least 1 iteration")
         schedule = read_schedule(op)
         if schedule is not None and not schedule.rows:
             try:
@@ -323,8 +333,19 @@ class _Verifier:
                 self.report(
                     body, f"function @{callee_name(call)}: expected the topology of @{MAIN}"
                 )
+        before = len(self.problems)
         self._verify_ops(entry_block(body), in_body=True)
+        if before == len(self.problems):  # calls can be followed
+            self._verify_rows(op, call, body)
         self._verify_carried(call, terminator, list(block.arguments), body)
+
+    def _verify_rows(self, loop: ir.Operation, call: ir.Operation, body: ir.Operation) -> None:
+        outer = list(loop.regions[0].blocks[0].arguments)
+        indices = outer[len(loop.operands) :]
+        number = next((k for k, value in enumerate(call.operands) if value in indices), None)
+        index = None if number is None else entry_block(body).arguments[number]
+        for op, message in row_faults(self.symbols, loop, index):
+            self.report(op, message)
 
     def _verify_carried(
         self,

@@ -22,6 +22,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.donation import donation_faults
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.forms.imported_form import MAIN, Violation
+from shardopt.forms.microbatch_rows import row_violations
 from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
 
 MICROBATCH = "microbatch"
@@ -43,6 +44,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     yield from (Violation(program.main, fault) for fault in donation_faults(program.main))
     if len(program.call.operands) == len(program.body_block.arguments):
         yield from _of_captures(program)
+        yield from row_violations(program)
     for op in operations(module.operation):
         if op.name in _CALLS or (op.name.startswith("mpmd.") and op.name not in _FRAME):
             yield Violation(

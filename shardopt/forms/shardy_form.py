@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import sdy
 
 from shardopt.dialect.sharding import from_sdy
 from shardopt.extract.control_flow import planned_operations
-from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.mesh import Mesh, Sharding, numbered_devices
 
 SDY_SHARDING = "sdy.sharding"
 CONSTRAINT = "sdy.sharding_constraint"
@@ -32,10 +32,8 @@ def read_mesh(module: ir.Module) -> Mesh | None:
         return None
     axes = [sdy.MeshAxisAttr(axis) for axis in sdy.MeshAttr(meshes[0].attributes["mesh"]).axes]
     sizes = tuple((axis.name, axis.size) for axis in axes)
-    count = 1
-    for _, size in sizes:
-        count *= size
-    return Mesh(ir.StringAttr(meshes[0].attributes["sym_name"]).value, sizes, tuple(range(count)))
+    name = ir.StringAttr(meshes[0].attributes["sym_name"]).value
+    return Mesh(name, sizes, numbered_devices(sizes))
 
 
 def declare_axes(module: ir.Module, axes: tuple[tuple[str, int], ...]) -> None:

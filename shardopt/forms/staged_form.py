@@ -33,7 +33,8 @@ from shardopt.dialect.mpmd import (
 from shardopt.dialect.program import StepProgram, body_of, read_program
 from shardopt.forms.imported_form import Violation
 from shardopt.forms.mesh_checks import mesh_errors, value_error
-from shardopt.ir.rewriting import symbol_name
+from shardopt.forms.microbatch_rows import row_violations
+from shardopt.ir.rewriting import operations, symbol_name
 from shardopt.mesh.mesh import Mesh
 
 _FRAGMENT, _TRANSFER, _LOOP, _CALL = "mpmd.fragment", "mpmd.transfer", "mpmd.for", "mpmd.call"
@@ -52,6 +53,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
         yield Violation(program.main, message)
     yield from (Violation(program.main, fault) for fault in donation_faults(program.main))
     yield from _of_body_topology(program)
+    yield from row_violations(program)
     yield from _Checker(program, {mesh.name: mesh for mesh in meshes}).violations()
 
 
@@ -90,10 +92,14 @@ class _Checker:
         yield from self._of_loop()
         yield from self._of_ops(program.epilogue, ("update",))
         yield from self._of_ops(program.body_ops, BODY_KINDS)
+        # A stage without fragments is possible; more of them than there is anything are not.
+        most = len(self.meshes) + len(operations(program.module.operation, (_FRAGMENT,)))
+        last = max(self.mesh_of_stage, default=0)
+        if last >= most:
+            yield Violation(program.loop, f"expected stages below {most}, found stage {last}")
+            return
         try:
-            read_methods(
-                program.loop, max(len(self.meshes), 1 + max(self.mesh_of_stage, default=0))
-            )
+            read_methods(program.loop, max(len(self.meshes), 1 + last))
         except ValueError as error:
             yield Violation(program.loop, str(error))
 

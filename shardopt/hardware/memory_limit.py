@@ -16,7 +16,12 @@ def check_memory_options(fraction: float, budget: str) -> None:
 
 
 def check_budget(cluster: Cluster, budget: str) -> None:
-    """Raises UserError where a device of the cluster has less memory than the budget."""
+    """Raises UserError where the budget is no number of bytes, or a device of the cluster has
+    less."""
+    try:
+        check_memory_options(0, budget)
+    except ValueError as error:
+        raise UserError(f"option memory-budget: {error}") from error
     least = min((group.device for group in cluster.groups), key=lambda device: device.memory_bytes)
     if budget and parse_bytes(budget) > least.memory_bytes:
         raise UserError(

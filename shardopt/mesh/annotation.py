@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.mesh import MAX_DEVICES, Mesh, Sharding
 
 # Device ids that a message shows.
 _MAX_LISTED = 16
@@ -43,6 +43,8 @@ class Annotation:
             raise ValueError(f"expected axes of the mesh ({known}), found '{unknown[0]}'")
         if len(set(named)) != len(named):
             raise ValueError(f"expected every axis once, found {self}")
+        if self.num_devices > MAX_DEVICES:
+            raise ValueError(f"expected at most {MAX_DEVICES} devices, found {self.num_devices}")
         if self.devices and sorted(self.devices) != list(range(self.num_devices)):
             raise ValueError(
                 f"expected device ids 0 to {self.num_devices - 1}, each once, found {self.devices}"

@@ -221,6 +221,16 @@ def matching_axes(axes: Sequence[tuple[str, int]], mesh: Mesh) -> dict[str, str]
 _AXIS = re.compile(r"(?P<name>[A-Za-z_]\w*):(?P<size>[1-9]\d*)")
 # Strategies of operations are listed for at most so many axes.
 MAX_AXES = len(AXIS_NAMES)
+MAX_DEVICES = 1 << 20
+
+
+def numbered_devices(axes: Sequence[tuple[str, int]]) -> tuple[int, ...]:
+    """0, 1, 2, … of a mesh with these axes. Raises ValueError where that is more than there are
+    anywhere: a number of a hand-written file would fill the memory."""
+    count = prod(size for _, size in axes)
+    if count > MAX_DEVICES:
+        raise ValueError(f"expected a mesh of at most {MAX_DEVICES} devices, found {count}")
+    return tuple(range(count))
 
 
 def parse_mesh(text: str) -> Mesh:
@@ -236,7 +246,7 @@ def parse_mesh(text: str) -> Mesh:
             f"'data:2,model:2', found {text!r}"
         )
     try:
-        return Mesh(MESH_NAME, axes, devices or tuple(range(prod(size for _, size in axes))))
+        return Mesh(MESH_NAME, axes, devices or numbered_devices(axes))
     except ValueError as error:
         raise UserError(str(error)) from error
 

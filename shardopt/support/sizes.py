@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -14,11 +15,7 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or match["unit"] not in _UNITS:
         raise ValueError(f"expected bytes such as 1073741824, 512MiB or 1.5GB, found '{text}'")
-    return (
-        int(float(match["number"]) * _UNITS[match["unit"]])
-        if match["unit"]
-        else int(float(match["number"]))
-    )
+    return int(Fraction(match["number"]) * _UNITS[match["unit"]])
 
 
 def format_bytes(count: int) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.doc_sources import ELIDED, messages
+from scripts.docs import verifier_modules
 from shardopt.passes.registry import PASSES, PREFIX
 
 LIT_ROOT = Path(__file__).parents[1] / "lit"
@@ -120,3 +122,30 @@ def test_every_pass_has_its_tests_and_every_test_its_pass() -> None:
         name for name in names if not any(name == w or name.startswith(f"{w}-") for w in words)
     ]
     assert sorted(strays) == [], "tests of passes that do not exist"
+
+
+# Errors that no file can have verifiers of ours report: something before them refuses it.
+SAID_BEFORE = {
+    "expected at least one mesh in the topology, found none": "MLIR's parser",
+    "expected a function @… for the mpmd.call in the microbatch loop, found none": "our reader",
+    "expected a value of mesh '…', found one of '…'": "verifier of mpmd.fragment_call",
+    "function @…: expected mesh_shape … of mesh '…', found …": "verifier of mpmd.fragment_call",
+    "transfer: expected equal tensors, found … and …": "verifier of mpmd.transfer",
+}
+
+
+def test_every_error_of_a_verifier_is_in_a_lit_test() -> None:
+    written = dict.fromkeys(text for module in verifier_modules() for text in messages(module))
+    directive = re.compile(r"^\s*//\s*[A-Z][A-Z0-9_-]*:(.*)$", re.MULTILINE)
+    expected = "\n".join(
+        re.sub(r"\{\{.*?\}\}", "…", text)
+        for path in TESTS
+        for text in directive.findall(path.read_text())
+    )
+    missing = {
+        text
+        for text in written
+        if not re.search(".*".join(map(re.escape, text.split(ELIDED))), expected)
+    }
+    assert missing == SAID_BEFORE.keys()
+    assert len(written) > 100

@@ -12,7 +12,35 @@
 // RUN: not shardopt-opt %t.inside --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=INSIDE
 // RUN: sed -e '/func private/s/tf.aliasing_output = 0/tf.aliasing_output = 7/' %t.mlir > %t.alias
 // RUN: not shardopt-opt %t.alias --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=ALIAS
+// RUN: sed -e '/@stage1_fwd/s/shardopt.stage = 1/shardopt.stage = 99/' %t.mlir > %t.far
+// RUN: not shardopt-opt %t.far --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=FAR
 // RUN: not shardopt-opt %S/Inputs/two-stages.mlir --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=FRAGMENT
+// RUN: sed -e '/@main/s/<"m1" : <\["x"=2\]>>/&, <"m1" : <["x"=2]>>/' -e '/@main/s/array<i64: 2, 3>\]/array<i64: 2, 3>, array<i64: 4, 5>]/' %t.mlir > %t.meshes
+// RUN: not shardopt-opt %t.meshes --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=MESHES
+// RUN: sed -e '/@main/s/) -> (/, %%arg9: !mpmd.mesh_tensor<"m2", tensor<f32>>) -> (/' %t.mlir > %t.unknown
+// RUN: not shardopt-opt %t.unknown --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=UNKNOWN
+// RUN: sed -e '/@main/s/) -> (/, %%arg9: tensor<f32>) -> (/' %t.mlir > %t.plain
+// RUN: not shardopt-opt %t.plain --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=PLAIN
+// RUN: sed -e '/@main/s/ {tf.aliasing_output = 0 : i32}//' -e '/@main/s/) -> (/, %%arg9: !mpmd.mesh_tensor<"m0", tensor<4x4xf32>> {tf.aliasing_output = 0 : i32}) -> (/' %t.mlir > %t.donated
+// RUN: not shardopt-opt %t.donated --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=DONATED
+// RUN: sed -e '/%%2:2 = mpmd.for/,/^    } :/H' -e '/%%3 = mpmd.fragment_call.*update/{x;s/%%2:2/%%9:2/;p;x}' %t.mlir > %t.loops
+// RUN: not shardopt-opt %t.loops --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=LOOPS
+// RUN: sed -e '/@stage1_fwd/s/shardopt.stage = 1/shardopt.stage = 0/' %t.mlir > %t.home
+// RUN: not shardopt-opt %t.home --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=HOME
+// RUN: sed -e '/private @stage0_fwd/,/return/s/stablehlo.add %%arg0, %%arg1 {.*}/call @stage0_update(%%arg0, %%arg1)/' -e 's/call @stage0_update(%%arg0, %%arg1) : tensor<4x4xf32>/call @stage0_update(%%arg0, %%arg1) : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>/' %t.mlir > %t.calls
+// RUN: not shardopt-opt %t.calls --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=CALLS
+// RUN: sed -e '2i sdy.mesh @m1 = <["x"=2]>' -e '/private @stage1_update/s/{mhlo.sharding = "{replicated}"[^}]*}/{sdy.sharding = #sdy.sharding<@m1, [{"x"}, {}]>}/g' -e '/private @stage1_update/,/return/s/ {mhlo.sharding = "{replicated}"}//' %t.mlir > %t.stated
+// RUN: not shardopt-opt %t.stated --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=STATED
+// RUN: sed -e '/mpmd.for/s/$/ %%8 = stablehlo.constant dense<0> : tensor<i32>/' %t.mlir > %t.body
+// RUN: not shardopt-opt %t.body --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=BODY
+// RUN: sed -e '/private @microbatch/s/<"m1" : <\["x"=2\]>>/&, <"m2" : <["x"=2]>>/' %t.mlir > %t.topology
+// RUN: not shardopt-opt %t.topology --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=TOPOLOGY
+// RUN: sed -e 's/mpmd.return %%5#0/mpmd.return %%arg0/' %t.mlir > %t.carried
+// RUN: not shardopt-opt %t.carried --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=CARRIED
+// RUN: sed -e 's/@stage0_fwd(%%arg2, %%arg0)/@stage0_fwd(%%arg2, %%arg3)/' %t.mlir > %t.readers
+// RUN: not shardopt-opt %t.readers --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=READERS
+// RUN: sed -e 's/iterations = 2/iterations = 70000/' %t.mlir > %t.iterations
+// RUN: not shardopt-opt %t.iterations --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=ITERATIONS
 
 // KIND: error: expected a kind of the microbatch body (fwd, bwd, bwd_input, bwd_weight), found 'update'
 // SCHEDULE: error: unknown schedule: 'zero'; did you mean 'zero-bubble'?
@@ -20,4 +48,18 @@
 // SHARDING: error: argument 0 of @stage0_bwd: expected mhlo.sharding "{devices=[2,1]<=[2]}", found "{replicated}"
 // ALIAS: error: function @stage{{.*}}: argument {{.*}} aliases result 7, but there are
 // INSIDE: error: expected {{.*}}, found '{devices=[2,1]<=[3]}'
+// FAR: error: expected a stage from 0 to 6, found 99
 // FRAGMENT: error: expected a fragment call, a loop or a transfer, found 'mpmd.fragment'
+// MESHES: error: mesh 'm1' stands twice in the topology
+// UNKNOWN: error: argument 3: mesh 'm2' is not in the topology (m0, m1)
+// PLAIN: error: argument 3: expected an !mpmd.mesh_tensor type, found tensor<f32>
+// DONATED: error: argument 3 is donated to result 0: expected equal shardings, found !mpmd.mesh_tensor<"m0", tensor<4x4xf32>> and !mpmd
+// LOOPS: error: expected at most one microbatch loop, found 2
+// HOME: error: fwd of stage 0 runs on mesh 'm0' and on mesh 'm1'
+// CALLS: error: function @stage0_fwd: expected plain StableHLO without calls, found 'func.call'
+// STATED: error: argument 0 of @stage1_update: expected sdy.sharding [{}, {}], found [{"x"}, {}]
+// BODY: error: expected a loop body of mpmd.call and mpmd.return, found stablehlo.constant, mpmd.call, mpmd.return
+// TOPOLOGY: error: function @microbatch: expected the topology of @main
+// CARRIED: error: carried value 0: expected its own argument, or the result of a fragment call in the body
+// READERS: error: carried value 0 is written by bwd of stage 0 but read by fwd of stage 0: the schedule may run them in another order
+// ITERATIONS: error: expected 1 to 65536 iterations, found 70000

@@ -1,4 +1,6 @@
 // RUN: split-file %s %t
+// RUN: not shardopt-opt %t/declared.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/declared.mlir
+// RUN: not shardopt-opt %t/results.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/results.mlir
 // RUN: not shardopt-opt %t/alias.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/alias.mlir
 // RUN: not shardopt-opt %t/call.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/call.mlir
 // RUN: not shardopt-opt %t/no-main.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/no-main.mlir
@@ -85,4 +87,18 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 // CHECK-NOT: note: argument
 func.func @main(%x: tensor<4xf32> {tf.aliasing_output = 0 : i32}, %y: tensor<4xf32> {tf.aliasing_output = 0 : i32}, %z: tensor<4xf32> {tf.aliasing_output = 9 : i32}, %a: tensor<4xf32> {tf.aliasing_output = "0"}, %b: tensor<2xf32> {shardopt.replaced_by = 0 : i32}, %c: tensor<4xf32> {shardopt.replaced_by = -1 : i32}) -> tensor<4xf32> {
   return %x : tensor<4xf32>
+}
+
+//--- declared.mlir
+// CHECK: declared.mlir:[[@LINE+2]]:1: error: expected '@main' to be public, found it private
+// CHECK: note: expected '@main' to have one block, found 0
+func.func private @main(%x: tensor<2xf32>) -> tensor<2xf32>
+
+//--- results.mlir
+func.func @main(%x: tensor<2xf32>, %n: tensor<1xi32>) -> tensor<2xf32> {
+  // CHECK: results.mlir:[[@LINE+1]]:8: error: expected static shapes, found 'stablehlo.dynamic_iota', whose result shape is computed
+  %0 = stablehlo.dynamic_iota %n, dim = 0 : (tensor<1xi32>) -> tensor<?xf32>
+  // CHECK: results.mlir:[[@LINE+1]]:8: note: expected results of static shape, found tensor<?xf32> from 'stablehlo.negate'
+  %1 = stablehlo.negate %0 : tensor<?xf32>
+  return %x : tensor<2xf32>
 }

@@ -2,6 +2,11 @@
 // RUN: not shardopt-opt %t/no-loop.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/no-loop.mlir
 // RUN: not shardopt-opt %t/unread.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/unread.mlir
 // RUN: not shardopt-opt %t/order.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/order.mlir
+// RUN: not shardopt-opt %t/rows.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/rows.mlir
+// RUN: not shardopt-opt %t/counter.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/counter.mlir
+// RUN: not shardopt-opt %t/index.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/index.mlir
+// RUN: not shardopt-opt %t/no-main.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/no-main.mlir
+// RUN: not shardopt-opt %t/no-call.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/no-call.mlir
 
 //--- no-loop.mlir
 // CHECK: error: expected one mpmd.for in @main (run the microbatch phase first), found 0
@@ -43,4 +48,94 @@ func.func private @microbatch(%a: tensor<2xf32>, %b: tensor<2xf32>, %i: tensor<u
 }
 func.func private @helper(%a: tensor<2xf32>) -> tensor<2xf32> {
   return %a : tensor<2xf32>
+}
+
+//--- rows.mlir
+// CHECK: rows.mlir:[[@LINE+11]]:8: error: expected a row for each of 2 microbatches, found 'stablehlo.dynamic_slice' of one of 3
+func.func @main(%x: tensor<3x2xf32>) -> tensor<2xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<2xf32>
+  %r = mpmd.for (%zero) {iterations = 2 : ui32} (%acc: tensor<2xf32>, %i: tensor<ui32>) {
+    %n = mpmd.call @microbatch(%x, %acc, %i) {call_counter = 0 : ui32} : (tensor<3x2xf32>, tensor<2xf32>, tensor<ui32>) -> tensor<2xf32>
+    mpmd.return %n : tensor<2xf32>
+  } : tensor<2xf32>
+  return %r : tensor<2xf32>
+}
+func.func private @microbatch(%x: tensor<3x2xf32>, %acc: tensor<2xf32>, %i: tensor<ui32>) -> tensor<2xf32> {
+  %c = stablehlo.constant dense<0> : tensor<ui32>
+  %0 = stablehlo.dynamic_slice %x, %i, %c, sizes = [1, 2] : (tensor<3x2xf32>, tensor<ui32>, tensor<ui32>) -> tensor<1x2xf32>
+  %1 = stablehlo.reshape %0 : (tensor<1x2xf32>) -> tensor<2xf32>
+  %2 = stablehlo.add %acc, %1 : tensor<2xf32>
+  return %2 : tensor<2xf32>
+}
+
+//--- counter.mlir
+// CHECK: counter.mlir:[[@LINE+4]]:10: error: expected attribute 'call_counter', found none
+func.func @main(%x: tensor<2x2xf32>) -> tensor<2xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<2xf32>
+  %r = mpmd.for (%zero) {iterations = 2 : ui32} (%acc: tensor<2xf32>, %i: tensor<ui32>) {
+    %n = mpmd.call @microbatch(%x, %acc, %i) : (tensor<2x2xf32>, tensor<2xf32>, tensor<ui32>) -> tensor<2xf32>
+    mpmd.return %n : tensor<2xf32>
+  } : tensor<2xf32>
+  return %r : tensor<2xf32>
+}
+func.func private @microbatch(%x: tensor<2x2xf32>, %acc: tensor<2xf32>, %i: tensor<ui32>) -> tensor<2xf32> {
+  %c = stablehlo.constant dense<0> : tensor<ui32>
+  %0 = stablehlo.dynamic_slice %x, %i, %c, sizes = [1, 2] : (tensor<2x2xf32>, tensor<ui32>, tensor<ui32>) -> tensor<1x2xf32>
+  %1 = stablehlo.reshape %0 : (tensor<1x2xf32>) -> tensor<2xf32>
+  %2 = stablehlo.add %acc, %1 : tensor<2xf32>
+  return %2 : tensor<2xf32>
+}
+
+//--- index.mlir
+// CHECK: index.mlir:[[@LINE+3]]:8: error: expected the loop to number microbatches in a tensor<ui32>, found tensor<i32>
+func.func @main(%x: tensor<2x2xf32>) -> tensor<2xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<2xf32>
+  %r = mpmd.for (%zero) {iterations = 2 : ui32} (%acc: tensor<2xf32>, %i: tensor<i32>) {
+    %n = mpmd.call @microbatch(%x, %acc, %i) {call_counter = 0 : ui32} : (tensor<2x2xf32>, tensor<2xf32>, tensor<i32>) -> tensor<2xf32>
+    mpmd.return %n : tensor<2xf32>
+  } : tensor<2xf32>
+  return %r : tensor<2xf32>
+}
+func.func private @microbatch(%x: tensor<2x2xf32>, %acc: tensor<2xf32>, %i: tensor<i32>) -> tensor<2xf32> {
+  %c = stablehlo.constant dense<0> : tensor<i32>
+  %0 = stablehlo.dynamic_slice %x, %i, %c, sizes = [1, 2] : (tensor<2x2xf32>, tensor<i32>, tensor<i32>) -> tensor<1x2xf32>
+  %1 = stablehlo.reshape %0 : (tensor<1x2xf32>) -> tensor<2xf32>
+  %2 = stablehlo.add %acc, %1 : tensor<2xf32>
+  return %2 : tensor<2xf32>
+}
+
+//--- no-main.mlir
+// CHECK: error: expected a function @main, found none
+func.func @step(%x: tensor<2x2xf32>) -> tensor<2xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<2xf32>
+  %r = mpmd.for (%zero) {iterations = 2 : ui32} (%acc: tensor<2xf32>, %i: tensor<ui32>) {
+    %n = mpmd.call @microbatch(%x, %acc, %i) {call_counter = 0 : ui32} : (tensor<2x2xf32>, tensor<2xf32>, tensor<ui32>) -> tensor<2xf32>
+    mpmd.return %n : tensor<2xf32>
+  } : tensor<2xf32>
+  return %r : tensor<2xf32>
+}
+func.func private @microbatch(%x: tensor<2x2xf32>, %acc: tensor<2xf32>, %i: tensor<ui32>) -> tensor<2xf32> {
+  %c = stablehlo.constant dense<0> : tensor<ui32>
+  %0 = stablehlo.dynamic_slice %x, %i, %c, sizes = [1, 2] : (tensor<2x2xf32>, tensor<ui32>, tensor<ui32>) -> tensor<1x2xf32>
+  %1 = stablehlo.reshape %0 : (tensor<1x2xf32>) -> tensor<2xf32>
+  %2 = stablehlo.add %acc, %1 : tensor<2xf32>
+  return %2 : tensor<2xf32>
+}
+
+//--- no-call.mlir
+// CHECK: error: expected one mpmd.call in the microbatch loop, found 0
+func.func @main(%x: tensor<2x2xf32>) -> tensor<2xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<2xf32>
+  %r = mpmd.for (%zero) {iterations = 2 : ui32} (%acc: tensor<2xf32>, %i: tensor<ui32>) {
+    %n = stablehlo.add %acc, %acc : tensor<2xf32>
+    mpmd.return %n : tensor<2xf32>
+  } : tensor<2xf32>
+  return %r : tensor<2xf32>
+}
+func.func private @microbatch(%x: tensor<2x2xf32>, %acc: tensor<2xf32>, %i: tensor<ui32>) -> tensor<2xf32> {
+  %c = stablehlo.constant dense<0> : tensor<ui32>
+  %0 = stablehlo.dynamic_slice %x, %i, %c, sizes = [1, 2] : (tensor<2x2xf32>, tensor<ui32>, tensor<ui32>) -> tensor<1x2xf32>
+  %1 = stablehlo.reshape %0 : (tensor<1x2xf32>) -> tensor<2xf32>
+  %2 = stablehlo.add %acc, %1 : tensor<2xf32>
+  return %2 : tensor<2xf32>
 }

@@ -13,6 +13,8 @@
 // RUN: not shardopt-opt %t.flight --shardopt-verify-placed 2>&1 | FileCheck %s --check-prefix=FLIGHT
 // RUN: sed -e 's/add %a1, %g1 /add %a1, %g0 /' %S/Inputs/placed.mlir > %t.order
 // RUN: not shardopt-opt %t.order --shardopt-verify-placed 2>&1 | FileCheck %s --check-prefix=ORDER
+// RUN: sed -e 's/shardopt.in_flight/shardopt.out_flight/' %S/Inputs/placed.mlir > %t.noflight
+// RUN: not shardopt-opt %t.noflight --shardopt-verify-placed 2>&1 | FileCheck %s --check-prefix=NOFLIGHT
 
 // CLUSTERED: error: expected 'shardopt.layer' of type i64 on 'stablehlo.constant', found none
 // NONE: error: expected attribute 'shardopt.stages' on '@main' (run shardopt-choose-stages first), found none
@@ -23,3 +25,4 @@
 // DEVICES: error: expected disjoint meshes, found device 0 in 'm0' and in 'm1'
 // FLIGHT: error: expected a number from 1 for each of 2 stages in 'shardopt.in_flight', found [2]
 // ORDER: error: expected 'stablehlo.add' of stage 1 to read backward values of stages from 1 on, found one of stage 0
+// NOFLIGHT: error: expected attribute 'shardopt.in_flight' on the loop, found none

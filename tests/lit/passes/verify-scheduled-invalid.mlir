@@ -15,6 +15,8 @@
 // RUN: not shardopt-opt %t.cluster --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=CLUSTER
 // RUN: sed -e 's/array<i64: 192, 192>/array<i64: 192, 191>/' %S/Inputs/two-stages.mlir > %t.peak
 // RUN: not shardopt-opt %t.peak --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=PEAK
+// RUN: sed -e 's/shardopt.schedule = {/shardopt.schedule = "x", shardopt.rest = {/' %S/Inputs/two-stages.mlir > %t.dict
+// RUN: not shardopt-opt %t.dict --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=DICT
 
 // NONE: error: expected attribute 'shardopt.schedule' on the microbatch loop, found none
 // KEYS: error: expected name, makespan_seconds, bubble, peak_bytes in 'shardopt.schedule', found no valid bubble, peak_bytes
@@ -24,3 +26,4 @@
 // MESHES: error: expected peak_bytes of 2 meshes, found 1
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module (written by the stage phase), found none
 // PEAK: error: expected a peak of 192 bytes on mesh 'm1', which its tasks hold, found 191
+// DICT: error: expected 'shardopt.schedule' to be a dictionary, found "x"

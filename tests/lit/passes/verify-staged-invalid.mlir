@@ -27,24 +27,37 @@
 // RUN: not shardopt-opt %t.transfer --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=TRANSFER
 // RUN: sed -e 's/iterations = 2 : ui32/&, shardopt.intra_op = ["data"]/' %S/Inputs/two-stages.mlir > %t.methods
 // RUN: not shardopt-opt %t.methods --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=METHODS
+// RUN: sed -e 's/stage=1> (%%h1/stage=99> (%%h1/' %S/Inputs/two-stages.mlir > %t.far
+// RUN: not shardopt-opt %t.far --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=FAR
+// RUN: sed -e 's/"m1" : <\["x"=2\]>/"m1" : <["x"=2, "z"=1048576]>/' -e 's/shardopt.devices = \[array<i64: 0, 1>, array<i64: 2, 3>\]/shardopt.other = 0/' %S/Inputs/two-stages.mlir > %t.big
+// RUN: not shardopt-opt %t.big --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=BIG
 // RUN: not shardopt-opt %s --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=TOPOLOGY
+// RUN: sed -e 's/^      %%n:2 = mpmd.call/      %%c = stablehlo.constant dense<0> : tensor<i32> &/' %S/Inputs/two-stages.mlir > %t.inloop
+// RUN: not shardopt-opt %t.inloop --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=INLOOP
+// RUN: sed -e 's/^    %%i1 = /    %%c = stablehlo.constant dense<0> : tensor<i32> &/' %S/Inputs/two-stages.mlir > %t.other
+// RUN: not shardopt-opt %t.other --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=OTHER
 
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module (written by the stage phase), found none
 // DEVICES: error: expected disjoint meshes, found device 1 in 'm0' and in 'm1'
 // DEVICES: note: expected devices 0 to 3 of cluster test:1x4, found device 4 in mesh 'm1'
 // ROWS: error: expected 2 rows in 'shardopt.devices' (one a mesh of the topology), found 1
 // NAMES: error: expected unique mesh names in the topology, found 'm1' twice
-// BODY: error: expected the topology of '@main' on '@microbatch', found
+// BODY: error: expected the topology of '@main' on '@microbatch', found #mpmd.topology<
 // MESH: error: argument 3 of '@main': expected a mesh of the topology (m0, m1), found 'm2'
 // AXIS: error: argument 3 of '@main': sharding [{"z"}] names axis 'z', which is not an axis of mesh m0[x=2]
-// KIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' {{.*}}on the fragment here, found 'update'
-// NOKIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' {{.*}}on the fragment here, found none
+// KIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' {{.*}} on the fragment here, found 'update'
+// NOKIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' {{.*}} on the fragment here, found none
 // METHODS: error: expected 2 names in 'shardopt.intra_op', found 1
 // STAGE: error: expected a stage on the fragment of mesh 'm1', found none
 // HOME: error: expected stage 0 on mesh 'm0', found its fwd fragment on mesh 'm1'
 // FLOW: error: expected the fwd fragment of stage 0 to read nothing of later stages, found operand 0 made by stage 1
 // TRANSFER: error: expected a transfer between two meshes, found one within mesh 'm0'
+// FAR: error: expected stages below 9, found stage 99
+// BIG: error: expected a mesh of at most 1048576 devices, found 2097152
 // TOPOLOGY: error: expected one mpmd.for in @main (run the microbatch phase first), found 0
+// INLOOP: error: expected only a call in the microbatch loop, found 'stablehlo.constant'
+// OTHER: error: result 0 of 'stablehlo.constant': expected a mesh tensor, found tensor<i32>
+// OTHER: note: expected fragments and transfers, found 'stablehlo.constant'
 func.func @main() {
   return
 }

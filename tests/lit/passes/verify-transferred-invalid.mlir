@@ -22,6 +22,8 @@
 // RUN: sed -e 's/^    %i1 = /    %j1 = mpmd.transfer %i : (!index) -> !index1\n    %i1 = /' %S/Inputs/two-stages.mlir > %t.second
 // RUN: not shardopt-opt %t.second --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=SECOND
 // RUN: not shardopt-opt %S/choose-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-stage="cluster=cpu-test:1x2 num-stages=2" --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=SHARDING
+// RUN: sed -e 's/\[0, 3, 1, 2, 0, 4, 4\]/[0, 0, 1, 2, 0, 4, 4]/' %S/Inputs/two-stages.mlir > %t.nosource
+// RUN: not shardopt-opt %t.nosource --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=NOSOURCE
 
 // NONE: none:{{[0-9]+}}:11: error: transfer from mesh 'm1' to mesh 'm0': expected 'shardopt.resharding' with steps, found none
 // WIDTH: error: transfer from mesh 'm1' to mesh 'm0': expected resharding steps [n, 7] for rank 2, found [2, 5]
@@ -35,3 +37,4 @@
 // DEVICE: error: transfer from mesh 'm1' to mesh 'm0': phase 0, device 3 to 2, slice [2:4, 0:4]: 2 is no device of the target mesh
 // SECOND: error: expected one transfer of a value to mesh 'm1', found a second one
 // SHARDING: error: transfer from mesh 'm0' to mesh 'm1': expected a sharding on the source, found !mpmd.mesh_tensor<"m0", tensor<4x4xf32>>
+// NOSOURCE: error: transfer from mesh 'm1' to mesh 'm0': phase 0, device 0 to 1, slice [2:4, 0:4]: 0 is no device of the source mesh
