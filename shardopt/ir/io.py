@@ -127,6 +127,23 @@ def write_output(data: bytes, target: str | os.PathLike[str]) -> None:
         raise UserError(f"cannot write '{os.fspath(target)}': {error.strerror}") from error
 
 
+def check_output(target: str | os.PathLike[str]) -> None:
+    """Raises UserError where `write_output` would: asked before what is to be written is
+    computed."""
+    path = Path(target)
+    if os.fspath(target) == STDIO or (path.exists() and not path.is_file() and not path.is_dir()):
+        return
+    if path.is_dir():
+        raise UserError(f"cannot write '{path}': it is a folder")
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise UserError(f"cannot write '{path}': its folder does not exist")
+    try:  # rights do not tell it all: of read-only and virtual file systems, say
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror}") from error
+
+
 def module_text(module: ir.Module, *, debug_info: bool = False) -> str:
     """The text of a verified module, ending in a newline."""
     return PrintStyle(debug_info).text(module.operation, verified=True)

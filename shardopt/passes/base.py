@@ -124,6 +124,10 @@ class Pass(ABC):
         """Change `module` in place. Raise `pm.error(…)` for a user's error; other exceptions are
         our own bugs."""
 
+    def check_options(self) -> None:  # noqa: B027
+        """Asked before any pass of a pipeline runs. Raises UserError where what an option names is
+        not there: a cluster, a file, a schedule. Most passes name nothing outside of the module."""
+
     @classmethod
     def parse(cls: type[P], options: str = "") -> P:
         """The pass with options from text such as `num-stages=2 schedule=1f1b`. Raises

@@ -78,6 +78,7 @@ def run_pipeline(
     an exception the module is unusable. The variable SHARDOPT_DUMP_IR_TO names a directory for IR
     dumps of every pipeline."""
     parsed = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
+    check_options(parsed)
     run = _Run(module, (*(instrumentation or ()), *dumps_from_environment()), handler, verify_each)
     for hooks in run.instrumentation:
         hooks.begin(parsed, module)
@@ -86,6 +87,15 @@ def run_pipeline(
     for hooks in reversed(run.instrumentation):
         hooks.end(result)
     return result
+
+
+def check_options(pipeline: Pipeline | str) -> None:
+    """Raises UserError where an option names what is not there: before passes have searched for
+    minutes, not behind them."""
+    parsed = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
+    for leaf in leaves(parsed):
+        if isinstance(leaf.step, PassStep):
+            leaf.step.instance.check_options()
 
 
 @dataclass

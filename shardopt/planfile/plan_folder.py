@@ -14,7 +14,6 @@ plan.json follows. Who is killed in between leaves a folder that is no plan, not
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import tempfile
@@ -69,8 +68,13 @@ def check_target(target: Path) -> None:
     folder = target.resolve()
     while not folder.exists():
         folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write '{target}': '{folder}' is no folder that may be written to")
+    try:  # rights do not tell it all: of read-only and virtual file systems, say
+        if folder.is_dir():
+            Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder)).rmdir()
+            return
+    except OSError:
+        pass
+    raise UserError(f"cannot write '{target}': '{folder}' is no folder that may be written to")
 
 
 def write_plan_folder(target: Path, files: Mapping[str, bytes]) -> None:

@@ -93,7 +93,7 @@ def _run_phases(
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module, module_bytecode
     from shardopt.ir.rewriting import copy_of
-    from shardopt.pipeline.manager import run_pipeline
+    from shardopt.pipeline.manager import check_options, run_pipeline
     from shardopt.pipeline.phases import PHASE_NAMES, phase_range
     from shardopt.report.plan_summary import summarize
 
@@ -109,6 +109,8 @@ def _run_phases(
 
     if options.cluster and options.memory_budget:
         check_budget(load_cluster(options.cluster), options.memory_budget)
+    for phase in PHASE_NAMES:
+        check_options(phase_range(phase, phase, phase_text(options, phase)))
     with make_context() as context, LoadedModules(context) as loaded:
         module = load_module(source, context, name=name)
         original = module_bytecode(module)

@@ -31,6 +31,8 @@ from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.op_graph import read_tensor
 from shardopt.extract.transfer_groups import transfer_groups
 from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.hardware.profile_file import with_profile
 from shardopt.ir.rewriting import operations
 from shardopt.mesh.mesh import Mesh
 from shardopt.options.names import ReshardingStrategy
@@ -96,6 +98,10 @@ class InsertTransfers(Pass):
         "cluster", help="cluster file or preset; default: the one the module carries"
     )
     profile: str = plan_option("profile")
+
+    def check_options(self) -> None:
+        if self.cluster:
+            with_profile(load_cluster(self.cluster), self.profile)
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:

@@ -35,7 +35,7 @@ from shardopt.schedule.auto import Chosen, auto_schedule
 from shardopt.schedule.bounds import one_machine_bound_seconds
 from shardopt.schedule.csv_format import Imported, read_csv
 from shardopt.schedule.exchange import check_exchange
-from shardopt.schedule.schedules import AUTO, ScheduleText, usual_schedule
+from shardopt.schedule.schedules import AUTO, ScheduleText, find_schedule, usual_schedule
 from shardopt.schedule.simulator import SimulationResult
 from shardopt.support.errors import UserError
 
@@ -104,6 +104,12 @@ class SchedulePipeline(Pass):
         "planned for, or a shorter "
         "one within its memory",
     )
+
+    def check_options(self) -> None:
+        if self.schedule.endswith(".csv"):
+            _imported(self.schedule)
+        elif self.schedule != AUTO:
+            find_schedule(self.schedule)
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:

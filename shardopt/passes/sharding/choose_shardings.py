@@ -42,8 +42,9 @@ from shardopt.extract.mesh_graphs import MeshGraph, is_staged, read_plain, read_
 from shardopt.extract.op_graph import find_unreadable, sharding_rules
 from shardopt.forms.frontier import write_frontier
 from shardopt.hardware.cluster import Cluster
-from shardopt.hardware.cluster_file import with_overlap
+from shardopt.hardware.cluster_file import load_cluster, with_overlap
 from shardopt.hardware.memory_limit import check_budget, check_memory_options
+from shardopt.hardware.profile_file import with_profile
 from shardopt.ir.rewriting import operations
 from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.options.names import (
@@ -61,6 +62,8 @@ from shardopt.passes.sharding.decide.writing import write_plans
 from shardopt.passes.sharding.demands.demand_rules import DemandError
 from shardopt.passes.sharding.demands.demands import obeyed_demands
 from shardopt.passes.sharding.reports.replication import report_replicated
+from shardopt.planfile.constraint_file import load_constraints
+from shardopt.planfile.plan_file import load_plan_file
 from shardopt.solve.sharding.budget.frontier import find_frontier
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.support.errors import UserError
@@ -137,6 +140,14 @@ class ChooseShardings(Pass):
         if self.frontier < 0:
             raise ValueError(f"frontier must not be negative, found {self.frontier}")
         parse_batch_arguments(self.batch_args)
+
+    def check_options(self) -> None:
+        if self.cluster:
+            with_profile(load_cluster(self.cluster), self.profile)
+        if self.constraints:
+            load_constraints(self.constraints)
+        if self.plan:
+            load_plan_file(self.plan)
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:

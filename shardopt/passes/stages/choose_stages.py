@@ -44,6 +44,7 @@ from shardopt.passes.stages.placing import (
 )
 from shardopt.planfile.parts import VERSION, PlanFile
 from shardopt.planfile.plan_file import load_plan_file
+from shardopt.schedule.schedules import AUTO, find_runnable
 from shardopt.support.errors import UserError
 
 
@@ -79,6 +80,13 @@ class ChooseStages(Pass):
 
     def __post_init__(self) -> None:
         check_memory_options(self.memory_fraction, self.memory_budget)
+
+    def check_options(self) -> None:
+        plan_file = load_plan_file(self.plan) if self.plan else PlanFile(VERSION)
+        cluster = with_profile(cluster_for(self.cluster, plan_file), self.profile)
+        check_budget(cluster, self.memory_budget)
+        if self.schedule != AUTO:
+            find_runnable(self.schedule)
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:

@@ -87,13 +87,14 @@ def _kinds(text: str) -> tuple[str, ...]:
 def _run(args: argparse.Namespace) -> None:
     from shardopt.hardware.cluster_file import load_cluster
     from shardopt.hardware.profile_file import profile_text
+    from shardopt.ir.io import check_output
     from shardopt.report.profile_report import profile_svg, profile_table
     from shardopt.runtime.profiling.measure import MeasurementRequest, measure_profile
     from shardopt.support.progress import watching
 
     for path in (args.output, args.svg):
-        if path is not None and not path.parent.is_dir():
-            raise UserError(f"cannot write '{path}': its folder does not exist")
+        if path is not None:
+            check_output(path)
     cluster = load_cluster(args.cluster)
     devices = _devices(args.platform, args.devices)
     name = args.device or str(devices[0].device_kind)

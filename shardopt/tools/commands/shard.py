@@ -15,7 +15,6 @@ from pathlib import Path
 from shardopt.passes.options import OptionSpec
 from shardopt.passes.registry import PASSES
 from shardopt.pipeline.phases import When, find_phase
-from shardopt.support.errors import UserError
 from shardopt.tools.catalogue import pass_info
 from shardopt.tools.common import console, report
 
@@ -100,12 +99,12 @@ def _help_of(step: When) -> str:
 
 def _run(args: argparse.Namespace) -> None:
     from shardopt.frontend.spmd.shard_module import shard_module
-    from shardopt.ir.io import write_output
+    from shardopt.ir.io import check_output, write_output
     from shardopt.report.frontier import frontier_svg
 
     for path in (args.output, args.frontier_svg):
-        if path is not None and not path.parent.is_dir():
-            raise UserError(f"cannot write '{path}': its folder does not exist")
+        if path is not None:
+            check_output(path)
     if args.frontier_svg is not None and args.pass_frontier is None:
         args.pass_frontier = _SEARCHES
     options: dict[str, object] = {"cluster": args.cluster}

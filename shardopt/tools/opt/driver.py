@@ -21,7 +21,7 @@ from shardopt.ir.diagnostics import (
     native_errors_raised,
 )
 from shardopt.ir.formats import STDIO, decoded, format_of
-from shardopt.ir.io import encode_module, load_module, write_output
+from shardopt.ir.io import check_output, encode_module, load_module, write_output
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.parser import ROOT_ANCHOR, expanded, leaves
 from shardopt.pipeline.reproducer import (
@@ -93,6 +93,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.name: str = self.options.input
+        check_output(self.options.output)
         self.task = chosen_task(self.options, self.flags, self.data)
         self.form = output_form(self.options)
         self.parts = self._split()

@@ -1,0 +1,125 @@
+"""Run lit tests that others wrote for an opt tool of theirs, with shardopt-opt in its place.
+
+    python -m benchmarks.tools.upstream_lit FOLDER… [--jobs 1] [--show]
+
+RUN lines run as they stand, but for the name of the tool: `sdy_opt`, `mpmd_opt`, `stablehlo-opt`,
+`mlir-opt`. A test is applicable where shardopt-opt has all passes that its RUN lines name, and no
+other tool is needed. The table counts tests that pass, and others by the first reason."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+_TOOLS = ("sdy_opt", "mpmd_opt", "stablehlo-opt", "mlir-opt")
+_RUN = re.compile(r"(?://|#)\s*RUN:\s*(.*)")
+# (reason, what the output of a failed test says), of which the first counts.
+_REASONS = (
+    ("no such pass or option", r"error: unknown option, pass or phase: '([^']*)'"),
+    ("no such pass", r"(?:unknown pass|does not refer to a registered pass)[^']*'([^']*)'"),
+    ("needs another tool", r"'?([\w.-]+)'?: command not found"),
+    ("dialect is not in the wheel", r"[Dd]ialect `?([\w.]+)'? not found"),
+    ("our bug", r"internal error|Traceback"),
+    ("diagnostics differ", r"(expected \w+ .* was not produced|unexpected \w+:.*)"),
+    ("does not parse", r"(error: (?:custom op|expected|invalid|unknown attribute|unregistered).*)"),
+    ("prints something else", r"(FileCheck)"),
+)
+_CONFIG = """\
+import lit.formats
+config.name = "upstream"
+config.test_format = lit.formats.ShTest()
+config.suffixes = [".mlir"]
+config.test_source_root = {source!r}
+config.test_exec_root = {output!r}
+config.environment["PATH"] = {path!r}
+config.environment["PYTHONPATH"] = {python_path!r}
+config.substitutions += [
+    (r"(?<![\\w/.-])" + tool.replace("-", "[-]") + r"(?![\\w/.-])", {command!r})
+    for tool in {tools!r}
+]
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0 where every applicable test passes."""
+    parser = argparse.ArgumentParser(description="Run lit tests of other opt tools.")
+    parser.add_argument("folder", nargs="+", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--show", action="store_true", help="print each test that fails")
+    args = parser.parse_args(argv)
+    table = Table("folder", "tests", "applicable", "passed", "others by reason")
+    failed = False
+    for folder in args.folder:
+        verdicts = _run(folder, args.jobs)
+        counts = Counter(reason for reason, _ in verdicts.values())
+        outside = sum(counts[reason] for reason, _ in _REASONS[:4])
+        failed |= len(verdicts) - outside != counts["passed"]
+        others = "\n".join(
+            f"{number} {reason}" for reason, number in counts.most_common() if reason != "passed"
+        )
+        row = (len(verdicts), len(verdicts) - outside, counts["passed"])
+        table.add_row(folder.name, *map(str, row), others)
+        for name, (reason, detail) in sorted(verdicts.items()):
+            if args.show and reason != "passed":
+                print(f"{name}: {reason}: {detail}")
+    Console(width=100).print(table)
+    return int(failed)
+
+
+def _run(folder: Path, jobs: int) -> dict[str, tuple[str, str]]:
+    """test -> (reason or "passed", detail)."""
+    tests = [path for path in folder.rglob("*.mlir") if _RUN.search(path.read_text("utf-8"))]
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        tools = str(Path(sys.executable).parent)
+        config = _CONFIG.format(
+            source=str(work / "suite"),
+            output=str(work / "output"),
+            path=os.pathsep.join([tools, os.environ.get("PATH", "")]),
+            python_path=os.environ.get("PYTHONPATH", str(Path.cwd())),
+            command=f"{sys.executable} -m shardopt.tools.opt",
+            tools=_TOOLS,
+        )
+        # lit looks for its configuration beside the tests, which stay as they are
+        suite = work / "suite"
+        suite.mkdir()
+        (suite / "lit.site.cfg.py").write_text(config, encoding="utf-8")
+        for path in tests:
+            target = suite / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(path.resolve())
+        report = work / "report.json"
+        subprocess.run(
+            [f"{tools}/lit", "-a", f"-j{jobs}", f"--output={report}", str(suite)],
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        results = json.loads(report.read_text())["tests"]
+    return {test["name"].partition(" :: ")[2]: _reason(test) for test in results}
+
+
+def _reason(test: dict[str, str]) -> tuple[str, str]:
+    if test["code"] in ("PASS", "XFAIL"):
+        return "passed", ""
+    if test["code"] == "UNSUPPORTED":
+        return "needs another tool", "REQUIRES"
+    for reason, pattern in _REASONS:
+        match = re.search(pattern, test["output"])
+        if match:
+            return reason, match[match.lastindex or 0]
+    return "other", test["output"][-200:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
