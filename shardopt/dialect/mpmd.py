@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import mpmd
 
-from shardopt.dialect.sharding import from_sdy, to_sdy
+from shardopt.dialect.sharding import from_sdy, to_sdy, unescaped
 from shardopt.mesh.mesh import Mesh, Sharding, numbered_devices
 
 TOPOLOGY = "topology"
@@ -94,7 +94,10 @@ def read_topology(func: ir.Operation) -> tuple[Mesh, ...]:
     if TOPOLOGY not in func.attributes:
         raise ValueError(f"expected attribute '{TOPOLOGY}' on the function, found none")
     named_axes = [
-        (m["name"], tuple((a["name"], int(a["size"])) for a in _AXIS.finditer(m["axes"])))
+        (
+            unescaped(m["name"]),
+            tuple((unescaped(a["name"]), int(a["size"])) for a in _AXIS.finditer(m["axes"])),
+        )
         for m in _TOPOLOGY_MESH.finditer(str(func.attributes[TOPOLOGY]))
     ]
     if DEVICES in func.attributes:

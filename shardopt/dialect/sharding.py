@@ -18,9 +18,11 @@ _TILED = re.compile(
     r"\{devices=\[(?P<tiles>[\d,]+)\]<=\[(?P<source>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?"
     r"(?P<last> last_tile_dim_replicate| last_tile_dims=\{unreduced(?:, replicated)?\})?\}"
 )
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.$]*")
+_ESCAPED = re.compile(rb"\\([0-9A-Fa-f]{2})")
 _SDY_DIM = re.compile(r"\{([^{}]*)\}")
 _SDY_SHARDING = re.compile(
-    r"<@(?P<mesh>[\w.$-]+),\s*\[(?P<dims>.*)\](?:,\s*replicated=\{[^{}]*\})?(?:,\s*unreduced=\{(?P<unreduced>[^{}]*)\})?>"
+    r"<@(?P<mesh>[\w.$-]+|\"[^\"]+\"),\s*\[(?P<dims>.*)\](?:,\s*replicated=\{[^{}]*\})?(?:,\s*unreduced=\{(?P<unreduced>[^{}]*)\})?>"
 )
 # The attribute of operations, arguments and results that holds a sharding in GSPMD's form.
 MHLO_SHARDING = "mhlo.sharding"
@@ -130,10 +132,19 @@ def split_tuple(text: str) -> list[str]:
     return _ONE_SHARDING.findall(text)
 
 
+def unescaped(name: str) -> str:
+    """A name as MLIR prints it, which writes bytes that are not ASCII as `\\E3`."""
+    if "\\" not in name:
+        return name
+    raw = _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), name.encode())
+    return raw.decode("utf-8", "replace")
+
+
 def to_sdy(sharding: Sharding, mesh_name: str) -> str:
     """Shardy's text, as it stands in `!mpmd.mesh_tensor<…, sharding=…>`: `<@m0, [{"x"}, {}],
     unreduced={"y"}>`."""
-    return f"<@{mesh_name}, {sharding}>"
+    symbol = mesh_name if _PLAIN_NAME.fullmatch(mesh_name) else f'"{mesh_name}"'
+    return f"<@{symbol}, {sharding}>"
 
 
 @lru_cache(maxsize=4096)  # few shardings stand on many values
@@ -151,7 +162,8 @@ def from_sdy(text: str, *, final: bool = False) -> tuple[str, Sharding]:
         _axes(body.replace("?", "") if final else body, text)
         for body in _SDY_DIM.findall(match["dims"])
     )
-    return match["mesh"], Sharding(dims, _axes(match["unreduced"] or "", text))
+    name = unescaped(match["mesh"].strip('"'))
+    return name, Sharding(dims, _axes(match["unreduced"] or "", text))
 
 
 def _axes(body: str, text: str) -> tuple[str, ...]:
@@ -160,4 +172,4 @@ def _axes(body: str, text: str) -> tuple[str, ...]:
         raise ValueError(
             f"sharding '{text}': open dimensions and sub-axes are not supported, found '{{{body}}}'"
         )
-    return tuple(part.strip('"') for part in parts)
+    return tuple(unescaped(part.strip('"')) for part in parts)

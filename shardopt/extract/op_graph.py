@@ -178,8 +178,14 @@ def read_reducer(op: ir.Operation) -> str | None:
         return _COMBINERS[op.name]
     if op.name not in _COMBINING_REGIONS:
         return None
-    body = list(op.regions[-1].blocks[0].operations)
-    reducer = body[0].operation.name.removeprefix("stablehlo.") if len(body) == 2 else None
+    block = op.regions[-1].blocks[0]
+    body = [view.operation for view in block.operations]
+    combines = (
+        len(body) == 2
+        and set(body[0].operands) == set(block.arguments)
+        and list(body[1].operands) == list(body[0].results)
+    )
+    reducer = body[0].name.removeprefix("stablehlo.") if combines else None
     return (
         reducer
         if op.name != "stablehlo.reduce" or reducer is None or _is_neutral(op.operands[1], reducer)

@@ -372,7 +372,12 @@ def standalone_bytecode(
             if name in clone.attributes:
                 del clone.attributes[name]
         if signature is None:
-            to_shardy(module, replace(mesh, name=_MESH))
+            # XLA ends the process on names with escapes
+            axes = tuple(
+                (name if name.isascii() else f"_{number}", size)
+                for number, (name, size) in enumerate(mesh.axes)
+            )
+            to_shardy(module, replace(mesh, name=_MESH, axes=axes))
         else:
             complete_module(module, clone, signature[0], mesh, signature[1], signature[2])
         buffer = io.BytesIO()

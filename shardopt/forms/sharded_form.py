@@ -13,6 +13,7 @@ Seconds, bytes and collectives of a fragment are of one execution.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from itertools import starmap
@@ -22,7 +23,7 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import Traffic
-from shardopt.dialect.attributes import f64, i64
+from shardopt.dialect.attributes import entries, f64, i64
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.dialect.plain_mesh import PLAIN_MESH
 from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple
@@ -213,7 +214,36 @@ def _of_fragment(op: ir.Operation, meshes: dict[str, Mesh]) -> Iterator[Violatio
     mesh = meshes[_mesh_name(op)]
     if COST not in op.attributes:
         yield Violation(op, f"expected attribute '{COST}' on the fragment, found none")
+    else:
+        yield from _of_cost(op)
     yield from _of_ops(op.regions[0].blocks[0], mesh.size, mesh)
+
+
+def _of_cost(op: ir.Operation) -> Iterator[Violation]:
+    """Schedules, peaks and reports are sums of these."""
+    cost = op.attributes[COST]
+    if not isinstance(cost, ir.DictAttr):
+        yield Violation(op, f"expected '{COST}' to be a dictionary, found {cost}")
+        return
+    numbers: dict[str, float] = {}
+    for name, attribute in entries(cost).items():
+        if name == "collectives":
+            continue
+        number = attribute.value if isinstance(attribute, ir.FloatAttr | ir.IntegerAttr) else -1
+        if not 0 <= number < math.inf:
+            yield Violation(
+                op, f"expected a number of at least 0 as {name} in '{COST}', found {attribute}"
+            )
+            return
+        numbers[name] = number
+    if {"seconds", "compute_seconds", "communication_seconds"} <= numbers.keys():
+        parts = read_cost(op).seconds
+        if not math.isclose(numbers["seconds"], parts, rel_tol=1e-6, abs_tol=1e-12):
+            yield Violation(
+                op,
+                f"expected {parts:g} seconds in '{COST}', the sum of its parts, found "
+                f"{numbers['seconds']:g}",
+            )
 
 
 def _mesh_name(fragment: ir.Operation) -> str:

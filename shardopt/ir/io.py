@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
@@ -40,6 +41,14 @@ OutputForm: TypeAlias = Literal["text", "bytecode", "portable"]
 
 # What the parsers call a buffer that has no file name.
 BUFFER_NAME = "-"
+
+# The parser has stack for some four thousand, and passes of ours less.
+MAX_NESTING = 500
+_CHUNK = 1 << 18
+_STEPS = np.zeros(256, np.int8)
+_STEPS[[ord(bracket) for bracket in "([{<"]] = 1
+_STEPS[[ord(bracket) for bracket in ")]}>"]] = -1
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*')
 
 # Functions and calls of the mpmd dialect, in the form for people and in the generic one; strings
 # and comments are pieces of their own, in which neither is found.
@@ -211,6 +220,32 @@ def _check_callees(text: str, name: str) -> None:
             raise DiagnosedError(Diagnostic("error", message, Position(name, line, column)))
 
 
+def _check_nesting(text: str, name: str) -> None:
+    """Raises UserError for brackets inside each other that would run the parser out of stack."""
+    if _deepest(text) <= MAX_NESTING:
+        return
+    depth = _deepest(_STRING.sub("", text))
+    if depth > MAX_NESTING:
+        raise UserError(
+            f"{name}: expected at most {MAX_NESTING} brackets inside each other, found {depth}"
+        )
+
+
+def _deepest(text: str) -> int:
+    codes = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
+    depth = most = 0
+    for first in range(0, len(codes), _CHUNK):
+        part = codes[first : first + _CHUNK]
+        steps = _STEPS[part]
+        # an arrow, and what stands between the parts of a sharding
+        steps[1:][(part[1:] == ord(">")) & (part[:-1] == ord("-"))] = 0
+        steps[:-1][(part[:-1] == ord("<")) & (part[1:] == ord("="))] = 0
+        depths = np.cumsum(steps, dtype=np.int32)
+        most = max(most, depth + int(depths.max()))
+        depth += int(depths[-1])
+    return most
+
+
 def _unquoted(symbol: str) -> str:
     return symbol.strip('"')
 
@@ -230,6 +265,7 @@ def _parse(
         raise UserError(
             f"'{name}' holds neither MLIR text nor MLIR bytecode (first bytes: {data[:8].hex(' ')})"
         )
+    _check_nesting(text, name)
     _check_callees(text, name)
     # Stdin and pipes cannot be read again.
     if isinstance(source, bytes) or not Path(source).is_file():

@@ -58,12 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     complete(parser)
     args = parser.parse_args(argv)
+    supervises = argv is None and args.command in _READING
 
     def work(trace: Trace) -> int:
         args.trace = trace
+        if supervises:
+            from shardopt.ir.trial import reads_in_child
+
+            reads_in_child()
         return run_tool(_PROG, lambda: args.run(args))
 
-    if argv is not None or args.command not in _READING:
+    if not supervises:
         return work(Trace())
     return supervised(
         work, lambda crash: _after_crash(crash, getattr(args, _READING[args.command]))

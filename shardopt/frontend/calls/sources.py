@@ -44,6 +44,7 @@ def resolve_source(source: Any) -> bytes | str | os.PathLike[str]:
     """A model as `make_plan` takes it, as bytes or the path of a file that can be read again.
     Raises UserError."""
     from shardopt.ir.formats import STDIO, read_source
+    from shardopt.ir.trial import check_readable
 
     if hasattr(source, "mlir_module_serialized"):
         return bytes(source.mlir_module_serialized)
@@ -53,10 +54,11 @@ def resolve_source(source: Any) -> bytes | str | os.PathLike[str]:
             "bytes (text.encode())"
         )
     if isinstance(source, str | os.PathLike):
-        return (
-            source if Path(source).is_file() and os.fspath(source) != STDIO else read_source(source)
-        )
+        data = read_source(source)
+        check_readable(data, os.fspath(source))
+        return source if Path(source).is_file() and os.fspath(source) != STDIO else data
     if isinstance(source, bytes):
+        check_readable(source, source_name(source))
         return source
     if hasattr(source, "operation"):  # an `ir.Module` of another context
         return bytes(source.operation.get_asm(enable_debug_info=True).encode())

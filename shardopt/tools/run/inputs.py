@@ -47,9 +47,12 @@ def module_reference(path: Path, entry: str | None) -> Callable[..., list[np.nda
 
 def _runnable(path: Path, entry: str | None, context: ir.Context) -> ir.Module:
     from shardopt.ir.io import load_module
+    from shardopt.ir.trial import check_readable
     from shardopt.tools.run.entry import make_runnable
 
-    module = load_module(path.read_bytes(), context, name=str(path))
+    data = path.read_bytes()
+    check_readable(data, str(path))
+    module = load_module(data, context, name=str(path))
     make_runnable(module, entry)
     return module
 

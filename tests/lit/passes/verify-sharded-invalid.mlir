@@ -9,6 +9,29 @@
 // RUN: not shardopt-opt %t/sums.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/sums.mlir
 // RUN: not shardopt-opt %t/manual.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/manual.mlir
 // RUN: not shardopt-opt %t/device.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/device.mlir
+// RUN: not shardopt-opt %t/cost.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/cost.mlir
+
+//--- cost.mlir
+!m = !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{"x"}]>>
+func.func public @main(%x: !m) attributes {topology = #mpmd.topology<<"m0" : <["x"=2]>>>} {
+  // CHECK: cost.mlir:[[@LINE+1]]:8: error: expected a number of at least 0 as peak_bytes in 'shardopt.cost', found -1 : i64
+  %0 = mpmd.fragment<mesh="m0", origin=["f"], stage=0> (%x) {shardopt.cost = {peak_bytes = -1 : i64}} (%a: tensor<8xf32>) {
+    mpmd.return %a : tensor<8xf32>
+  } : (!m) -> !m
+  // CHECK: cost.mlir:[[@LINE+1]]:8: note: expected a number of at least 0 as seconds in 'shardopt.cost', found 0x7FF0000000000000 : f64
+  %1 = mpmd.fragment<mesh="m0", origin=["f"], stage=0> (%x) {shardopt.cost = {seconds = 0x7FF0000000000000 : f64}} (%a: tensor<8xf32>) {
+    mpmd.return %a : tensor<8xf32>
+  } : (!m) -> !m
+  // CHECK: cost.mlir:[[@LINE+1]]:8: note: expected 3 seconds in 'shardopt.cost', the sum of its parts, found 4
+  %2 = mpmd.fragment<mesh="m0", origin=["f"], stage=0> (%x) {shardopt.cost = {collectives = [], peak_bytes = 0 : i64, compute_seconds = 1.0 : f64, communication_seconds = 2.0 : f64, seconds = 4.0 : f64}} (%a: tensor<8xf32>) {
+    mpmd.return %a : tensor<8xf32>
+  } : (!m) -> !m
+  // CHECK: cost.mlir:[[@LINE+1]]:8: note: expected 'shardopt.cost' to be a dictionary, found 1 : i64
+  %3 = mpmd.fragment<mesh="m0", origin=["f"], stage=0> (%x) {shardopt.cost = 1 : i64} (%a: tensor<8xf32>) {
+    mpmd.return %a : tensor<8xf32>
+  } : (!m) -> !m
+  return
+}
 
 //--- sums.mlir
 // CHECK: sums.mlir:[[@LINE+2]]:1: error: argument 0 of '@main': expected a value that is summed up, found !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{}], unreduced={"x"}>>

@@ -4,7 +4,7 @@ import pytest
 from jaxlib.mlir import ir
 
 from shardopt.dialect.attributes import entries
-from shardopt.dialect.donation import argument_attributes, read_donation
+from shardopt.dialect.donation import argument_attributes, donation_faults, read_donation
 from shardopt.ir.context import make_context
 from shardopt.ir.rewriting import functions
 
@@ -50,3 +50,10 @@ def test_argument_attributes_has_one_dictionary_an_argument() -> None:
         assert [len(attributes) for attributes in argument_attributes(next(functions(plain)))] == [
             0
         ]
+
+
+def test_faults_of_donation_leave_malformed_types_to_others() -> None:
+    plain = '!mpmd.mesh_tensor<"m", tensor<4xf32>'
+    module = parse(f'{plain}, sharding=<@m, [{{"x":(1)2}}]>> {{{ALIAS} = 0 : i32}}', f"{plain}>")
+    with module.context:
+        assert list(donation_faults(next(functions(module)))) == []

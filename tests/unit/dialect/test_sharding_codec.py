@@ -204,3 +204,14 @@ def test_mesh_tensor_type_round_trip(
         assert (parsed.mesh, parsed.tensor, parsed.sharding) == ("m0", tensor, sharding)
         with pytest.raises(ValueError, match=r"expected an !mpmd.mesh_tensor type, found tensor"):
             parse_mesh_tensor(tensor)
+
+
+def test_names_in_any_script_are_read_as_they_are_printed() -> None:
+    with make_context():
+        type_ = ir.Type.parse(
+            '!mpmd.mesh_tensor<"網", tensor<4xf32>, sharding=<@"網", [{"軸"}], unreduced={"ось"}>>'
+        )
+        parsed = parse_mesh_tensor(type_)
+        sharding = Sharding((("軸",),), ("ось",))
+        assert (parsed.mesh, parsed.sharding) == ("網", sharding)
+        assert from_sdy(to_sdy(sharding, "網")) == ("網", sharding)

@@ -126,6 +126,31 @@ def test_reductions_that_partial_results_can_be_taken_of(
 
 
 @pytest.mark.parametrize(
+    ("operands", "returned", "reducer"),
+    [
+        ("%x, %y", "%s", "add"),
+        ("%y, %x", "%s", "add"),
+        ("%x, %x", "%s", None),
+        ("%x, %y", "%y", None),
+    ],
+)
+def test_a_reduction_combines_what_it_has_with_each_element(
+    operands: str, returned: str, reducer: str | None
+) -> None:
+    op = op_of(
+        f"""%z = stablehlo.constant dense<0.0> : tensor<f32>
+        %r = "stablehlo.reduce"(%a, %z) <{{dimensions = array<i64: 0>}}> ({{
+          ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+            %s = stablehlo.add {operands} : tensor<f32>
+            stablehlo.return {returned} : tensor<f32>
+        }}) : (tensor<4xf32>, tensor<f32>) -> tensor<f32>""",
+        "%a: tensor<4xf32>",
+        "tensor<f32>",
+    )
+    assert op.reducer == reducer
+
+
+@pytest.mark.parametrize(
     "body",
     ["stablehlo.constant dense<0.0> : tensor<4x8xf32>", "stablehlo.iota dim = 1 : tensor<4x8xf32>"],
 )
