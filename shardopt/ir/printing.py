@@ -3,11 +3,13 @@ told."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from jaxlib.mlir import ir
 
 from shardopt.ir.line_breaking import broken
+from shardopt.ir.value_names import text_with_unique_names
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,17 @@ class PrintStyle:
     resource_limit: int | None = None
     assume_verified: bool = False
     width: int | None = None
+    unique_names: bool = False
+    users: bool = False
 
     def text(self, op: ir.Operation | ir.OpView, *, verified: bool = False) -> str:
         """The op as text that ends in a newline. Unless `verified`, invalid IR is found and printed
         in generic form."""
+        if self.unique_names or self.users:
+            plain = replace(self, unique_names=False, users=False, nameloc_as_prefix=True)
+            print_ = partial(replace(plain, width=None).text, verified=verified)
+            named = text_with_unique_names(op, print_, users=self.users)
+            return named if self.width is None else broken(named, self.width)
         text = op.get_asm(
             enable_debug_info=self.debug_info or self.pretty_debug_info,
             pretty_debug_info=self.pretty_debug_info,

@@ -308,6 +308,8 @@ def _add_printing(parser: ToolParser) -> None:
         style, "--mlir-print-local-scope", "write attributes and locations inline, without aliases"
     )
     _flag(style, "--mlir-use-nameloc-as-prefix", "name values after their locations")
+    _flag(style, "--mlir-print-unique-ssa-ids", "let no two values have one name, in any region")
+    _flag(style, "--mlir-print-value-users", "write who reads a value behind it, by unique names")
     _flag(style, "--mlir-print-skip-regions", "leave the bodies of ops out")
     _flag(style, "--mlir-print-assume-verified", "print without verifying, also what is invalid")
     style.add_argument(

@@ -147,7 +147,13 @@ def _named_passes(texts: Sequence[str], flag: str, pipeline: Pipeline) -> tuple[
 
 def output_style(options: argparse.Namespace) -> PrintStyle:
     """How the output is printed: as asked, and with all constants unless cutting them is asked
-    for."""
+    for. Raises UserError."""
+    named = options.mlir_print_unique_ssa_ids or options.mlir_print_value_users
+    if named and (options.mlir_print_debuginfo or options.mlir_pretty_debuginfo):
+        raise UserError(
+            "unique names are given by locations: --mlir-print-unique-ssa-ids and "
+            "--mlir-print-value-users print no others"
+        )
     return PrintStyle(
         debug_info=options.mlir_print_debuginfo,
         pretty_debug_info=options.mlir_pretty_debuginfo,
@@ -159,6 +165,8 @@ def output_style(options: argparse.Namespace) -> PrintStyle:
         resource_limit=options.mlir_elide_resource_strings_if_larger,
         assume_verified=options.mlir_print_assume_verified,
         width=options.print_width or None,
+        unique_names=options.mlir_print_unique_ssa_ids,
+        users=options.mlir_print_value_users,
     )
 
 
