@@ -50,6 +50,10 @@ _STEPS[[ord(bracket) for bracket in "([{<"]] = 1
 _STEPS[[ord(bracket) for bracket in ")]}>"]] = -1
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*')
 
+MAX_RESULTS = 1 << 16
+_LARGE_COUNT = re.compile(r"[#:](\d{5,})\b")
+_VALUE = re.compile(r"%[\w$.-]+$")
+
 # Functions and calls of the mpmd dialect, in the form for people and in the generic one; strings
 # and comments are pieces of their own, in which neither is found.
 _NAME = r'@([\w$.-]+|"(?:[^"\\]|\\.)*")'
@@ -79,6 +83,8 @@ def load_module(
     try:
         with native_errors_raised(context, handler, also=ValueError):
             return _parse(data, source, context, name)
+    except MemoryError as error:
+        raise UserError(f"{name}: reading it takes more memory than there is") from error
     except DiagnosedError as error:
         moved = in_file if format_of(data) == "text" else in_binary_file
         raise DiagnosedError(
@@ -231,6 +237,21 @@ def _check_nesting(text: str, name: str) -> None:
         )
 
 
+def _check_results(text: str, name: str) -> None:
+    """Raises DiagnosedError for a value's number or count for which the parser would fill the
+    memory with places."""
+    for match in _LARGE_COUNT.finditer(text):
+        first = text.rfind("\n", 0, match.start()) + 1
+        in_string = text.count('"', first, match.start()) % 2
+        if in_string or not _VALUE.search(text, first, match.start()):
+            continue
+        if int(match[1]) > MAX_RESULTS:
+            line = text.count("\n", 0, first) + 1
+            position = Position(name, line, match.start() - first + 1)
+            message = f"expected at most {MAX_RESULTS} results, found {match[1]}"
+            raise DiagnosedError(Diagnostic("error", message, position))
+
+
 def _deepest(text: str) -> int:
     codes = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
     depth = most = 0
@@ -266,6 +287,7 @@ def _parse(
             f"'{name}' holds neither MLIR text nor MLIR bytecode (first bytes: {data[:8].hex(' ')})"
         )
     _check_nesting(text, name)
+    _check_results(text, name)
     _check_callees(text, name)
     # Stdin and pipes cannot be read again.
     if isinstance(source, bytes) or not Path(source).is_file():

@@ -9,6 +9,7 @@ import pytest
 from jaxlib.mlir import ir
 
 from shardopt.ir.context import make_context
+from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.io import MAX_NESTING, load_module
 from shardopt.ir.trial import check_readable
 from shardopt.support.errors import UserError
@@ -62,3 +63,13 @@ def test_brackets_of_strings_and_shardings_do_not_count() -> None:
     text = "".join(line.replace("%0", f"%{k}") for k in range(2 * MAX_NESTING))
     text = f"func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {{ {text} return %0 : tensor<4xf32> }}"
     load_module(text.encode(), make_context())
+
+
+@pytest.mark.parametrize(
+    "line", ["%0:2147483648 = func.call @f() : () -> ()", "func.call @f(%0#2147483648) : () -> ()"]
+)
+def test_numbers_of_results_do_not_fill_the_memory(line: str) -> None:
+    text = f'func.func @main() {{\n  "a.b"() {{c = "%0#2147483647"}} : () -> ()\n  {line}\n}}'
+    expected = r"m\.mlir:3:\d+: error: expected at most 65536 results, found 2147483648"
+    with pytest.raises(DiagnosedError, match=expected):
+        load_module(text.encode(), make_context(), name="m.mlir")
