@@ -6,6 +6,7 @@ everybody else a child reads the file before it is read here."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from shardopt.ir.io import load_module
 load_module(sys.stdin.buffer.read(), make_context())
 """
 _is_child = False
+_readable: set[bytes] = set()  # digests: a model is often planned again
 
 
 def reads_in_child() -> None:
@@ -36,6 +38,9 @@ def check_readable(data: bytes, name: str) -> None:
     """Raises UserError where reading would end this process. Text is checked where it is parsed,
     and what is wrong otherwise is said by who reads it."""
     if _is_child or format_of(data) in ("text", "unknown"):
+        return
+    digest = hashlib.sha256(data).digest()
+    if digest in _readable:
         return
     limit = _SECONDS + len(data) / _BYTES_PER_SECOND
     try:
@@ -50,6 +55,7 @@ def check_readable(data: bytes, name: str) -> None:
         reason = f"it did not finish within {limit:.0f} s"
     else:
         if status >= 0:
+            _readable.add(digest)
             return
         number = signal.Signals(-status)
         reason = f"{number.name}, {signal.strsignal(number)}"
