@@ -273,8 +273,9 @@ def make_inputs(count: int, seed: int) -> Iterator[Input]:
     generator = random.Random(seed)
     for number in range(count):
         phase, text = generator.choice(dumps)
-        names = []
-        for _ in range(generator.choice((1, 1, 2))):
+        names: list[str] = []
+        wanted = generator.choice((1, 1, 2))
+        while len(names) < wanted:  # not every dump has what a mutation changes
             name = generator.choice(list(MUTATIONS))
             mutated = MUTATIONS[name](text, generator)
             if mutated != text:
