@@ -32,6 +32,7 @@ from shardopt.passes.sharding.decide.writing import write_plans
 from shardopt.passes.sharding.demands.user_constraints import read_demands
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.xla import XlaMesh
+from shardopt.solve.assignment.limits import SearchLimits, work_of
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.presets.presets import InputKinds, Restriction, restrict
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
@@ -125,7 +126,7 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
             restriction = restrict(preset, tables, _raised(input_kinds[preset]))
             problem = free if preset == SOLVER else _problem(task, graph, tables, restriction)
             start = best[2].choice if preset == SOLVER and best is not None else None
-            solution = problem.solve(task.time_limit, task.gap, start)
+            solution = problem.solve(SearchLimits(None, task.gap, work_of(task.time_limit)), start)
             plan = problem.decode(solution)
         except UserError as error:
             yield task.record(

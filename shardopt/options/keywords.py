@@ -113,7 +113,8 @@ class PlanKeywords(TypedDict, total=False):
     """The solver of shardings stops within this share of the optimum. Default: 0.001."""
 
     time_limit: float
-    """Seconds that the solver of shardings may take for one mesh. Default: 60.0."""
+    """Work of the solver of shardings for one mesh, in seconds of a core; counted, not timed, so
+    that equal models have equal plans on every machine. Default: 60.0."""
 
     unreduced: OverlapChoice
     """Whether values may stay unreduced along mesh axes; auto: in stages and in the format sdy.
@@ -165,7 +166,8 @@ class ShardKeywords(TypedDict, total=False):
     """The solver of shardings stops within this share of the optimum. Default: 0.001."""
 
     time_limit: float
-    """Seconds that the solver of shardings may take for one mesh. Default: 60.0."""
+    """Work of the solver of shardings for one mesh, in seconds of a core; counted, not timed, so
+    that equal models have equal plans on every machine. Default: 60.0."""
 
     unreduced: OverlapChoice
     """Whether values may stay unreduced along mesh axes; auto: in stages and in the format sdy.
@@ -263,7 +265,8 @@ class StepKeywords(TypedDict, total=False):
     """The solver of shardings stops within this share of the optimum. Default: 0.001."""
 
     time_limit: float
-    """Seconds that the solver of shardings may take for one mesh. Default: 60.0."""
+    """Work of the solver of shardings for one mesh, in seconds of a core; counted, not timed, so
+    that equal models have equal plans on every machine. Default: 60.0."""
 
     unreduced: OverlapChoice
     """Whether values may stay unreduced along mesh axes; auto: in stages and in the format sdy.

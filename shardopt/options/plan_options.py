@@ -209,7 +209,8 @@ class PlanOptions:
     )
     time_limit: float = row(
         60.0,
-        help="seconds that the solver of shardings may take for one mesh",
+        help="work of the solver of shardings for one mesh, in seconds of a core; counted, not "
+        "timed, so that equal models have equal plans on every machine",
         phases=("shard", "intra"),
         functions=_EVERYWHERE,
         in_file="changed",

@@ -26,6 +26,7 @@ from shardopt.models.transformer import token_batch
 from shardopt.passes.microbatches.find_batch import find_batch, mark_batch
 from shardopt.passes.sharding.decide.input_kinds import find_input_kinds
 from shardopt.pipeline.manager import run_pipeline
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.presets.flow import BatchFlow, follow_batch
 from shardopt.solve.presets.presets import restrict
@@ -118,7 +119,7 @@ def planned(model: str, preset: str, mesh: str, cluster: Cluster | None = None) 
     restriction = restrict(preset, tables, kinds)
     problem = tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=kinds.tied)
     problem = replace(problem, transient=restriction.transient)
-    plan = problem.decode(problem.solve(gap_tolerance=1e-3))
+    plan = problem.decode(problem.solve(SearchLimits(gap_tolerance=1e-3)))
     return Planned(graph, follow_batch(graph.graph, kinds, preset), plan)
 
 

@@ -25,6 +25,7 @@ from shardopt.passes.microbatches.find_batch import find_batch, mark_batch
 from shardopt.passes.sharding.choose_shardings import ChooseShardings
 from shardopt.passes.sharding.decide.input_kinds import find_input_kinds
 from shardopt.pipeline.manager import run_pipeline
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.presets.flow import BatchFlow, follow_batch
 from shardopt.solve.presets.presets import PRESETS, InputKinds, Restriction, restrict
@@ -108,7 +109,7 @@ def planned(model: str, preset: str, mesh: str = "2x2") -> Planned:
         tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=input_kinds.tied),
         transient=restriction.transient,
     )
-    solution = problem.solve(gap_tolerance=GAP)
+    solution = problem.solve(SearchLimits(gap_tolerance=GAP))
     return Planned(
         graph, tables, input_kinds, restriction, problem, solution, problem.decode(solution)
     )
@@ -421,7 +422,7 @@ def test_no_baseline_is_cheaper_than_the_solver(model: str, mesh: str) -> None:
 def test_the_solver_starts_from_a_baseline_when_it_may_not_search() -> None:
     baseline = planned("transformer", "sequence")
     free = baseline.tables.problem(tied=baseline.input_kinds.tied)
-    solution = free.solve(time_limit_seconds=1e-6, start=baseline.solution.choice)
+    solution = free.solve(SearchLimits(work=0), start=baseline.solution.choice)
     assert solution.objective <= evaluate(free.problem, baseline.solution.choice).objective
 
 

@@ -23,6 +23,7 @@ from shardopt.passes.base import PassFailure
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_bytes
 from shardopt.runtime.reference import compare, run_reference
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.sharding.budget.search import fit
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
 from tests.e2e.models import MODELS, mlp
@@ -117,7 +118,8 @@ def test_the_example_costs_more_the_smaller_its_budget(mesh: str, recomputes: bo
     assert whole is not None
     objectives, recomputed = [], []
     for share in (1.0, 0.97, 0.94, 0.91):
-        result = fit(problem, int(share * whole.peak_bytes), gap_tolerance=1e-3)
+        limits = SearchLimits(gap_tolerance=1e-3)
+        result = fit(problem, int(share * whole.peak_bytes), limits=limits)
         if result.plan is None:
             break
         assert result.plan.peak_bytes <= share * whole.peak_bytes

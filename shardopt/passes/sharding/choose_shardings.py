@@ -64,6 +64,7 @@ from shardopt.passes.sharding.demands.demands import obeyed_demands
 from shardopt.passes.sharding.reports.replication import report_replicated
 from shardopt.planfile.constraint_file import load_constraints
 from shardopt.planfile.plan_file import load_plan_file
+from shardopt.solve.assignment.limits import SearchLimits, work_of
 from shardopt.solve.sharding.budget.frontier import find_frontier
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.support.errors import UserError
@@ -211,12 +212,16 @@ class ChooseShardings(Pass):
             return graphs
         return tuple(replace(graph, method=self.intra_op) for graph in graphs)
 
+    @property
+    def search_limits(self) -> SearchLimits:
+        # By work alone: plans must not depend on the load of the machine.
+        return SearchLimits(gap_tolerance=self.gap, work=work_of(self.time_limit))
+
     def _frontier(self, problem: IntraOpProblem) -> Frontier:
         return find_frontier(
             problem,
             self.frontier,
-            time_limit_seconds=self.time_limit,
-            gap_tolerance=self.gap,
+            limits=self.search_limits,
         )
 
     def _find_batch(

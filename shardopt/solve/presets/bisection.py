@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardopt.mesh.mesh import Sharding
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.presets.base import Axes, InputKinds, Restriction
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
@@ -50,7 +51,7 @@ def _step(
     tables: IntraOpTables, input_kinds: InputKinds, allowed: Mapping[int, Sequence[int]]
 ) -> tuple[IntraOpProblem, Solution]:
     problem = tables.problem(allowed=allowed, tied=input_kinds.tied)
-    return problem, problem.solve(gap_tolerance=_GAP)
+    return problem, problem.solve(SearchLimits(gap_tolerance=_GAP))
 
 
 def _finer(

@@ -58,7 +58,7 @@ def _seconds(text: str) -> float:
 
 def _run(args: argparse.Namespace) -> None:
     from shardopt.solve.assignment.contest import format_solution, read_contest
-    from shardopt.solve.assignment.search.limits import SearchLimits
+    from shardopt.solve.assignment.limits import SearchLimits
     from shardopt.solve.assignment.search.sharding_ilp import solve
 
     begin = monotonic()

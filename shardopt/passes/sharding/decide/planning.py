@@ -136,14 +136,13 @@ class MeshPlanner:
         return frozenset(between)
 
     def _solve(self, problem: IntraOpProblem) -> Solution:
-        return problem.solve(self.options.time_limit, self.options.gap)
+        return problem.solve(self.options.search_limits)
 
     def _fit(self, problem: IntraOpProblem, relaxed: Solution, start: Sequence[int]) -> Fit:
         return fit(
             problem,
             self._limit(problem),
-            time_limit_seconds=self.options.time_limit,
-            gap_tolerance=self.options.gap,
+            limits=self.options.search_limits,
             relaxed=relaxed,
             start=start,
         )

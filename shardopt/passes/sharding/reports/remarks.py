@@ -50,8 +50,6 @@ def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
         f"mesh '{mesh}': predicted {cost.seconds:.3g} s with {kinds}; within {solution.gap:.2%} "
         "of the optimum"
     )
-    if solution.statistics.get("time_limit_struck"):
-        message += "; the time limit struck, and another run may find another plan"
     tied, freed = (solution.statistics.get(f"{how}_objective") for how in ("tied", "freed"))
     if isinstance(tied, float) and isinstance(freed, float):
         pm.statistic(f"{mesh}: objective with equal layers tied", tied)

@@ -13,6 +13,7 @@ from time import monotonic
 import numpy as np
 
 from shardopt.solve.assignment.exact.marginal_model import Answer, Cuts, MarginalModel
+from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import (
     Problem,
     Solution,
@@ -31,30 +32,28 @@ OPTIMAL_GAP = 1e-7
 
 def solve_marginal(
     problem: Problem,
+    limits: SearchLimits = NO_LIMITS,
     *,
-    time_limit_seconds: float | None = None,
-    gap_tolerance: float = 0.0,
     start: tuple[int, ...] | None = None,
 ) -> Solution:
-    """Solve a problem whose nodes all have strategies, to optimality or to the relative
-    `gap_tolerance`.
+    """Solve a problem whose nodes all have strategies, to optimality, to the relative gap
+    tolerance, or until the limits.
 
-    `start` is an assignment that keeps the limit; the answer is no worse. Deterministic unless the
-    time limit (seconds) strikes."""
-    return solve_model(MarginalModel(problem), time_limit_seconds, gap_tolerance, start)
+    `start` is an assignment that keeps the limit; the answer is no worse. The statistics say what
+    `work` it took, and whether the clock ended it (`late`): else the answer is deterministic."""
+    return solve_model(MarginalModel(problem), limits, start)
 
 
 def solve_model(
     model: MarginalModel,
-    time_limit_seconds: float | None,
-    gap_tolerance: float,
+    limits: SearchLimits,
     start: tuple[int, ...] | None,
     *,
     only_relaxed: bool = False,
 ) -> Solution:
     """As `solve_marginal`, for any model of it. With `only_relaxed` x stays fractional, and its
     largest columns are the assignment."""
-    search = _Search(model, time_limit_seconds, gap_tolerance, only_relaxed)
+    search = _Search(model, limits, only_relaxed)
     if start is not None:
         search.offer(start)
     return search.run()
@@ -64,18 +63,14 @@ class _Search:
     """The state of the rounds: cuts so far, the best assignment that keeps the limit, the best
     proven bound."""
 
-    def __init__(
-        self,
-        model: MarginalModel,
-        time_limit_seconds: float | None,
-        gap_tolerance: float,
-        only_relaxed: bool,
-    ) -> None:
+    def __init__(self, model: MarginalModel, limits: SearchLimits, only_relaxed: bool) -> None:
         self.turns = (False,) if only_relaxed else (False, True)
         self.problem = model.problem
-        self.gap_tolerance = gap_tolerance
+        self.gap_tolerance = limits.gap_tolerance
         self.model = model
-        self.deadline = None if time_limit_seconds is None else monotonic() + time_limit_seconds
+        self.deadline = None if limits.seconds is None else monotonic() + limits.seconds
+        self.most_work, self.work = limits.work, 0
+        self.late = False
         self.cuts = Cuts()
         self.bound = self.model.constant  # each node and edge at its cheapest
         self.choice: tuple[int, ...] = ()
@@ -104,11 +99,13 @@ class _Search:
     def _solve(self, integer: bool) -> Answer:
         self.rounds += 1
         left = None if self.deadline is None else self.deadline - monotonic()
-        if left is not None and left <= 0:
+        self.late |= left is not None and left <= 0
+        work = None if self.most_work is None else self.most_work - self.work
+        if self.late or (work is not None and work <= 0):
             return Answer("limit", None, -inf)
-        answer = self.model.solve(
-            self.cuts, integer, time_limit_seconds=left, gap_tolerance=self.gap_tolerance
-        )
+        answer = self.model.solve(self.cuts, integer, SearchLimits(left, self.gap_tolerance, work))
+        self.late |= answer.late
+        self.work += answer.work
         self.bound = max(self.bound, answer.bound)
         return answer
 
@@ -175,6 +172,8 @@ class _Search:
             "memory_rows": len(self.cuts.times),
             "cover_rows": len(self.cuts.covers),
             "rounds": self.rounds,
+            "late": int(self.late),
+            "work": self.work,
         }
         if status == "infeasible":
             return Solution(

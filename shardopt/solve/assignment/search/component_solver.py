@@ -4,8 +4,7 @@
    proven at once.
 2. A small component: an integer program, to its proof.
 3. A component of middle size: messages and forests (`large_problem`) for a moment, as they often
-   close the gap, then the integer program, and with what is left of a time limit messages and
-   forests again.
+   close the gap, then the integer program, and with what is left messages and forests again.
 4. A large component: messages and forests, within a budget of work.
 """
 
@@ -21,6 +20,7 @@ from shardopt.solve.assignment.exact.bucket_elimination import eliminate_all, el
 from shardopt.solve.assignment.exact.enumeration import enumerate_all, is_tiny
 from shardopt.solve.assignment.exact.marginal_ilp import OPTIMAL_GAP, solve_marginal
 from shardopt.solve.assignment.large.compilation import compiled_by
+from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import (
     Problem,
     Solution,
@@ -36,9 +36,9 @@ from shardopt.solve.assignment.problem import (
 _SMALL_PAIRS = 6_000
 _MIDDLE_PAIRS = 100_000
 
-# Share of the remaining time for the integer program of a middle component before forests take
-# over: it either proves a problem soon or, with many nodes that use memory, finds nothing for
-# minutes.
+# Share of the remaining time or of the work for the integer program of a middle component before
+# forests take over: it either proves a problem soon or, with many nodes that use memory, finds
+# nothing for minutes.
 _INTEGER_PROGRAM_SHARE = 0.5
 
 _GLANCE_SHARE = 0.05  # of the budget, for messages and forests before an integer program
@@ -50,12 +50,13 @@ Progress = Callable[[float, float], None]
 @dataclass(eq=False)
 class ComponentSolver:
     """Limits of one solve, and counts of what its components took. `deadline` is in seconds of
-    `monotonic`."""
+    `monotonic`. `counts_programs` says that integer programs have a budget of work, too."""
 
     deadline: float | None
     gap_tolerance: float
     only_local: bool = False
     only_bound: bool = False
+    counts_programs: bool = False
     counts: dict[str, int] = field(default_factory=dict)
 
     def solve(
@@ -65,19 +66,16 @@ class ComponentSolver:
         if (method := self.direct_method(part)) is not None:
             return method()
         pairs = pairs_of(part)
-        # numba follows new Pythons late; all but large problems do without
-        compiled = find_spec("numba") is not None
-        if not compiled or (pairs <= _SMALL_PAIRS and not self.only_local):
-            return self._integer_program(part, start, self._seconds_left)
+        if not _is_compiled() or (pairs <= _SMALL_PAIRS and not self.only_local):
+            return self._integer_program(part, start, work)
         if pairs > _MIDDLE_PAIRS or self.only_local:
             return self._large(part, start, work, progress)
         # A glance first: it often closes the gap, and otherwise gives the program a start.
         solution = self._large(part, start, int(_GLANCE_SHARE * work), progress)
         if self._good_enough(solution):
             return solution
-        left = self._seconds_left
-        share = None if left is None else _INTEGER_PROGRAM_SHARE * left
-        solution = _better(solution, self._integer_program(part, solution.choice or None, share))
+        program = self._integer_program(part, solution.choice or None, work, _INTEGER_PROGRAM_SHARE)
+        solution = _better(solution, program)
         if solution.status == "infeasible" or self._good_enough(solution):
             return solution
         return _better(solution, self._large(part, solution.choice or None, work, progress))
@@ -103,21 +101,28 @@ class ComponentSolver:
         return Solution(choice, objective, objective, 0.0, "optimal")
 
     def _integer_program(
-        self, part: Problem, start: tuple[int, ...] | None, seconds: float | None
+        self, part: Problem, start: tuple[int, ...] | None, work: int, share: float = 1.0
     ) -> Solution:
+        """`share` is that of the time left and of the work."""
         self._count("integer_programs")
-        solution = solve_marginal(
-            part, time_limit_seconds=seconds, gap_tolerance=self.gap_tolerance, start=start
+        left = self._seconds_left
+        limits = SearchLimits(
+            None if left is None else share * left,
+            self.gap_tolerance,
+            self._program_work(share, work),
         )
+        solution = solve_marginal(part, limits, start=start)
         for name in ("columns", "rounds", "memory_rows", "cover_rows"):
             self._count(name, int(solution.statistics[name]))
-        if (
-            solution.status in ("feasible", "timeout")
-            and not self._good_enough(solution)
-            and seconds is not None
-        ):
+        if solution.statistics["late"] and not self._good_enough(solution):
             self.counts["time_limit_struck"] = 1
         return solution
+
+    def _program_work(self, share: float, work: int) -> int | None:
+        if not self.counts_programs:
+            return None
+        # Without compiled kernels nothing else is tried, and budgets for messages are too small.
+        return int(share * work) if _is_compiled() else max(work, NO_LIMITS.budget)
 
     def _large(
         self, part: Problem, start: tuple[int, ...] | None, work: int, progress: Progress | None
@@ -152,6 +157,11 @@ class ComponentSolver:
     @property
     def _seconds_left(self) -> float | None:
         return None if self.deadline is None else max(self.deadline - monotonic(), 0.0)
+
+
+def _is_compiled() -> bool:
+    """numba follows new Pythons late; all but large problems do without."""
+    return find_spec("numba") is not None
 
 
 def pairs_of(part: Problem) -> int:

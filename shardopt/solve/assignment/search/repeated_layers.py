@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import partial
 from time import monotonic
 
+from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import Problem, Solution, evaluate
-from shardopt.solve.assignment.search.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import improve, solve
 from shardopt.solve.assignment.search.symmetry import tie_repeated
 from shardopt.solve.assignment.table_store import TableStore

@@ -16,8 +16,8 @@ from time import monotonic
 
 import numpy as np
 
+from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
-from shardopt.solve.assignment.search.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.search.repeated_layers import cheapest, solve_repeated, table_entries
 from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.assignment.table_store import TableStore

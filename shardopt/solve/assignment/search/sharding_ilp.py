@@ -13,6 +13,7 @@ from math import inf
 from time import monotonic
 
 from shardopt.solve.assignment.exact.marginal_ilp import OPTIMAL_GAP
+from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.presolve.presolve import Presolved, presolve
 from shardopt.solve.assignment.problem import (
     Problem,
@@ -24,7 +25,6 @@ from shardopt.solve.assignment.problem import (
 )
 from shardopt.solve.assignment.search.component_solver import ComponentSolver, Progress, pairs_of
 from shardopt.solve.assignment.search.components import split_components
-from shardopt.solve.assignment.search.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.table_store import TableStore
 
 __all__ = ["Progress", "improve", "solve"]
@@ -50,9 +50,9 @@ def solve(
     allowed, the answer is no worse.
 
     Infeasibility is an answer: `statistics["reason"]` names the node or the binding limit, and for
-    memory `usage_lower_bound_bytes` stands beside `memory_limit_bytes`. Without a time limit
-    (seconds) small and middle components are proven, and large ones get a fixed budget of `work`,
-    in table entries. With one, the budget follows from the limit unless it is given;
+    memory `usage_lower_bound_bytes` stands beside `memory_limit_bytes`. Without limits small and
+    middle components are proven, and large ones get a fixed budget of `work`, in table entries.
+    With a time limit (seconds), the budget follows from it unless it is given;
     `statistics["time_limit_struck"]` is 1 when the clock ended the search rather than the budget.
     Unless it struck, equal arguments give equal choices.
 
@@ -109,7 +109,11 @@ class _Run:
         limit = self.limits.seconds
         deadline = None if limit is None else monotonic() + (1 - _RESERVE) * limit
         self.components = ComponentSolver(
-            deadline, self.limits.gap_tolerance, self.only_local, self.only_bound
+            deadline,
+            self.limits.gap_tolerance,
+            self.only_local,
+            self.only_bound,
+            counts_programs=self.limits.work is not None,
         )
         if self.start is not None:
             evaluation = evaluate(self.problem, self.start)

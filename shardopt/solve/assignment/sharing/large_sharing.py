@@ -21,8 +21,8 @@ from time import monotonic
 
 import numpy as np
 
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Problem, Solution, Statistic, evaluate
-from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.assignment.search.symmetry import TiedProblem, tie_repeated
 from shardopt.solve.assignment.sharing.price_rounds import PriceRounds, Solve

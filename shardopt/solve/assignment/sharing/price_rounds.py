@@ -10,8 +10,8 @@ from math import inf
 import numpy as np
 
 from shardopt.solve.assignment.exact.marginal_ilp import OPTIMAL_GAP
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Problem, Solution, Statistic, relative_gap
-from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.assignment.sharing.shared_model import solve_exactly
 
@@ -68,9 +68,8 @@ class PriceRounds:
 
     def prove(self) -> None:
         """Best assignment and bound of an integer program of the whole."""
-        left = self.limits.since(self.begin).seconds
-        start = self.choice or None
-        solution = solve_exactly(self.sharing, left, self.limits.gap_tolerance, start)
+        limits = replace(self.limits.since(self.begin), work=self.limits.work)
+        solution = solve_exactly(self.sharing, limits, self.choice or None)
         self.programs += 1
         self.bound = max(self.bound, solution.bound)
         if solution.choice:

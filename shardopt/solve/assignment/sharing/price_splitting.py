@@ -23,8 +23,8 @@ from time import monotonic
 import numpy as np
 
 from shardopt.solve.assignment.large.compilation import compiled_by
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
-from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.repeated_layers import is_large
 from shardopt.solve.assignment.sharing.price_rounds import PriceRounds, Solve
 from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing

@@ -28,6 +28,7 @@ import numpy as np
 
 from shardopt.solve.assignment.exact.marginal_ilp import OPTIMAL_GAP, solve_model
 from shardopt.solve.assignment.exact.marginal_model import MarginalModel, PairTable
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Evaluation, Solution
 from shardopt.solve.assignment.sharing.held_copies import HeldCopy
 from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
@@ -53,8 +54,7 @@ def is_small(sharing: Sharing, *, within_memory: bool = False) -> bool:
 
 def solve_exactly(
     sharing: Sharing,
-    time_limit_seconds: float | None,
-    gap_tolerance: float,
+    limits: SearchLimits,
     start: tuple[int, ...] | None,
     held: Sequence[HeldCopy] = (),
 ) -> Solution:
@@ -64,11 +64,9 @@ def solve_exactly(
     problem are the stretches of the copies `held` (`with_held`)."""
     model = SharedModel(sharing, held)
     only_relaxed = model.num_columns > _MOST_INTEGERS
-    solution = solve_model(
-        model, time_limit_seconds, gap_tolerance, start, only_relaxed=only_relaxed
-    )
-    is_close = solution.gap <= max(gap_tolerance, OPTIMAL_GAP)
-    if is_close or only_relaxed or time_limit_seconds is None:
+    solution = solve_model(model, limits, start, only_relaxed=only_relaxed)
+    is_close = solution.gap <= max(limits.gap_tolerance, OPTIMAL_GAP)
+    if is_close or only_relaxed or not solution.statistics["late"]:
         return solution
     return replace(solution, statistics=dict(solution.statistics) | {"time_limit_struck": 1})
 

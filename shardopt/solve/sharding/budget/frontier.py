@@ -23,6 +23,7 @@ from math import inf
 from typing import NamedTuple
 
 from shardopt.cost.frontier import Frontier, FrontierPoint
+from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import Solution, relative_gap
 from shardopt.solve.sharding.budget.kept_copies import Overlooked
 from shardopt.solve.sharding.budget.least_peak import find_least_peak
@@ -39,17 +40,16 @@ def find_frontier(
     searches: int,
     *,
     relaxed: Solution | None = None,
-    time_limit_seconds: float | None = None,
-    gap_tolerance: float = 0.0,
+    limits: SearchLimits = NO_LIMITS,
 ) -> Frontier:
     """The front from at most `searches` searches within a budget. `relaxed` is the solution of the
-    problem without memory, where that is known; the time limit is for each search. Raises UserError
+    problem without memory, where that is known; the limits are for each search. Raises UserError
     when there is no plan at all, ValueError for fewer than one search."""
     if searches < 1:
         raise ValueError(f"expected at least one search within a budget, found {searches}")
     if relaxed is None:
-        relaxed = problem.solve(time_limit_seconds, gap_tolerance)
-    return _Search(problem, relaxed, searches, time_limit_seconds, gap_tolerance).run()
+        relaxed = problem.solve(limits)
+    return _Search(problem, relaxed, searches, limits).run()
 
 
 class _Known(NamedTuple):
@@ -66,8 +66,7 @@ class _Search:
     problem: IntraOpProblem
     relaxed: Solution
     searches: int
-    seconds: float | None
-    gap_tolerance: float
+    limits: SearchLimits
     known: list[_Known] = field(default_factory=list)
     # (budget, bound): no plan within the budget is faster.
     bounds: list[tuple[float, float]] = field(default_factory=list)
@@ -90,7 +89,7 @@ class _Search:
 
     def _find_least(self) -> None:
         model = BudgetModel(self.problem, find_candidates(self.problem))
-        least = find_least_peak(model, self.relaxed.choice, None, self.seconds)
+        least = find_least_peak(model, self.relaxed.choice, None, self.limits)
         self.least_bound_bytes = least.bound_bytes
         if least.plan is not None:
             self._keep(least.plan, least.solution)
@@ -106,8 +105,7 @@ class _Search:
         within = fit(
             self.problem,
             budget,
-            time_limit_seconds=self.seconds,
-            gap_tolerance=self.gap_tolerance,
+            limits=self.limits,
             relaxed=replace(self.relaxed, bound=self._bound(budget)),
             start=() if nearest is None else nearest.start,
             overlooked=self.overlooked,
@@ -147,7 +145,7 @@ class _Search:
     def _is_fastest(self, plan: _Known, budget: float) -> bool:
         """Whether no plan within the budget is proven faster, within the tolerance."""
         gap = relative_gap(plan.seconds, self._bound(budget))
-        return gap <= max(self.gap_tolerance, OPTIMAL_GAP)
+        return gap <= max(self.limits.gap_tolerance, OPTIMAL_GAP)
 
     def _is_known(self, budget: int) -> bool:
         if budget < self.least_bound_bytes:

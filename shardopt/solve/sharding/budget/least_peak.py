@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from time import monotonic
 
 import numpy as np
 
+from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
-from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
 from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, split_copies
@@ -50,22 +49,19 @@ def find_least_peak(
     model: BudgetModel,
     shardings: Sequence[int],
     exceeded: int | None = None,
-    seconds: float | None = None,
+    limits: SearchLimits = NO_LIMITS,
 ) -> LeastPeak:
     """`shardings` are strategies of the plain nodes to begin with, `exceeded` a limit that is known
-    to be too small.
-
-    `seconds` limit the time, which otherwise follows from the number of solves.
-    """
-    search = _Search(model, 0 if exceeded is None else exceeded + 1, seconds)
+    to be too small. The solves share the work of `limits`."""
+    search = _Search(model, 0 if exceeded is None else exceeded + 1, limits)
     search.begin(shardings)
     return search.run()
 
 
 class _Search:
-    def __init__(self, model: BudgetModel, bound: int, seconds: float | None) -> None:
-        self.model, self.bound, self.seconds = model, bound, seconds
-        self.deadline = None if seconds is None else monotonic() + seconds
+    def __init__(self, model: BudgetModel, bound: int, limits: SearchLimits) -> None:
+        self.model, self.bound = model, bound
+        self.limits = SearchLimits(work=limits.budget // _ROUNDS)
         self.copies: dict[Operand, None] = {}
         self.weights = np.full(len(model.base.order), 1 / max(len(model.base.order), 1))
         self.best = LeastPeak(bound, _UNKNOWN, None, Solution((), inf, inf, 0.0, "infeasible"))
@@ -80,8 +76,7 @@ class _Search:
         total, weights = np.zeros(len(self.weights)), self.weights
         for _ in range(_ROUNDS):
             plan = self._probe(weights)
-            late = self.deadline is not None and monotonic() > self.deadline
-            if late or plan is None or self.best.peak_bytes <= self.bound * (1 + _CLOSE):
+            if plan is None or self.best.peak_bytes <= self.bound * (1 + _CLOSE):
                 break
             total += plan.live_bytes / max(plan.peak_bytes, 1)
             # The maximum is subtracted so that no power overflows; the weights are normalised next.
@@ -98,7 +93,7 @@ class _Search:
         if self.best.plan is None or self.bound >= self.best.peak_bytes:
             return
         weighted, _ = _weighted(self.model.problem(0, self.copies), self.weights, 0)
-        solution = solve(weighted, SearchLimits(self.seconds))
+        solution = solve(weighted, self.limits)
         if solution.choice:
             # Peaks are whole numbers: half a byte is for rounding.
             self.bound = max(self.bound, ceil(solution.bound - 0.5))
@@ -108,7 +103,7 @@ class _Search:
         problem = self.model.problem(0, self.copies)
         weighted, tie = _weighted(problem, weights, self._peak())
         start = greedy_start(self.model, problem, self.copies, self.best.solution.choice)
-        solution = solve(weighted, SearchLimits(self.seconds), start=start)
+        solution = solve(weighted, self.limits, start=start)
         if not solution.choice:
             return None
         # The bound is one of bytes and of the costs that break ties: these come off.

@@ -19,16 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from time import monotonic
 
 import numpy as np
 
+from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import Solution, Status, relative_gap
-from shardopt.solve.assignment.search.limits import (
-    DEFAULT_WORK_SECONDS,
-    WORK_PER_SECOND,
-    SearchLimits,
-)
 from shardopt.solve.assignment.search.repeated_layers import is_large
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.assignment.sharing.held_copies import with_held
@@ -50,7 +45,7 @@ from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 
 _MOST_ROUNDS, _MOST_EXACT_ROUNDS = 8, 24
-# Work of a solve within the limit, as a share of what the time limit allows. For a GPT with 39
+# Work of a solve within the limit, as a share of the budget. For a GPT with 39
 # billion parameters, twice this share makes the step 0.001 % shorter; ten times as much again made
 # the plans of eight stages 0.03 % shorter in all.
 _WORK_SHARE = 0.05
@@ -75,8 +70,7 @@ def fit(
     problem: IntraOpProblem,
     limit: int | None,
     *,
-    time_limit_seconds: float | None = None,
-    gap_tolerance: float = 0.0,
+    limits: SearchLimits = NO_LIMITS,
     relaxed: Solution | None = None,
     start: Sequence[int] = (),
     overlooked: Overlooked | None = None,
@@ -90,14 +84,12 @@ def fit(
     What the search of a small problem has to count is added to `overlooked`; from a search within
     another budget it saves rounds.
 
-    The time limit is for the problem without memory; the search within the limit may take as long
-    again, and so may the search for the least peak. All have budgets of work, so that a time limit
-    which is not struck decides nothing; where it is, `time_limit_struck` is 1 in the statistics of
-    the solution."""
+    The work of `limits` is for the problem without memory; the search within the limit may
+    take about as much work again, and so may the search for the least peak. A clock ends none."""
     # Without the limit first: most stages fit, and where one does not, the bound holds within it
     # too.
     if relaxed is None:
-        relaxed = problem.solve(time_limit_seconds, gap_tolerance)
+        relaxed = problem.solve(limits)
     plan = problem.decode(relaxed)
     if limit is None or plan.peak_bytes <= limit:
         return Fit(relaxed, plan)
@@ -107,8 +99,7 @@ def fit(
     return _Search(
         problem,
         limit,
-        time_limit_seconds,
-        gap_tolerance,
+        limits,
         relaxed,
         tuple(start) or relaxed.choice,
         overlooked or Overlooked(),
@@ -126,13 +117,11 @@ def _dearer(solution: Solution, objective: float) -> Solution:
 class _Search:
     problem: IntraOpProblem
     limit: int
-    seconds: float | None
-    gap_tolerance: float
+    limits: SearchLimits
     relaxed: Solution
     start: tuple[int, ...]
     overlooked: Overlooked
     best: Fit | None = None
-    struck: bool = False
 
     def run(self) -> Fit:
         whole = BudgetModel(self.problem, find_candidates(self.problem))
@@ -143,9 +132,7 @@ class _Search:
         shares = sharing.fair_shares(sharing.used(self.start))
         model = whole.priced(sharing.priced(shares))
         price_rounds = _FEW_PRICES if is_large(self.problem.problem) else _MANY_PRICES
-        seconds = DEFAULT_WORK_SECONDS if self.seconds is None else self.seconds
-        work = int(_WORK_SHARE * WORK_PER_SECOND * seconds)
-        deadline = None if self.seconds is None else monotonic() + self.seconds
+        limits = replace(self.limits, work=int(_WORK_SHARE * self.limits.budget))
         copies: dict[Operand, None] = {}
         inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.start
         number, left_rounds = 0, _MOST_ROUNDS
@@ -155,16 +142,13 @@ class _Search:
             start = greedy_start(model, problem, copies, shardings)
             # The start may fit as it is, and is there even where the solver finds nothing.
             self._offer(model, start, number)
-            left = None if deadline is None else max(deadline - monotonic(), 1.0)
             solution = solve(
                 problem,
-                SearchLimits(left, gap_tolerance=self.gap_tolerance, work=work),
+                limits,
                 start=start,
                 store=self.problem.tables.strategies.store,
                 does_not_fit=True,
             )
-            late = deadline is not None and monotonic() > deadline
-            self.struck |= late or bool(solution.statistics.get("time_limit_struck"))
             # A lowered limit forbids plans that fit: what it proves is not for the budget.
             if inner == self.limit:
                 bound = max(bound, solution.bound if solution.choice else bound)
@@ -173,8 +157,6 @@ class _Search:
                 break
             shardings = solution.choice
             plan = self._offer(model, solution.choice, number)
-            if late:
-                break
             if plan.peak_bytes <= self.limit:
                 moved = self._moved(sharing, shares, solution, bound)
                 if moved is None or inner < self.limit or not price_rounds:
@@ -198,7 +180,7 @@ class _Search:
         """A small problem with shared steps as they are, and copies that outlive their first reader
         as far as they matter."""
         sharing = self.problem.sharing
-        deadline = None if self.seconds is None else monotonic() + self.seconds
+        work = self.limits.work
         copies, kept = self.overlooked.copies, self.overlooked.kept
         inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.start
         for number in range(1, _MOST_EXACT_ROUNDS + 1):
@@ -208,11 +190,10 @@ class _Search:
             start = greedy_start(model, problem, copies, shardings)
             self._offer(model, start, number)
             stretches = limited.problem.num_nodes - problem.num_nodes
-            left = None if deadline is None else max(deadline - monotonic(), 1.0)
-            solution = solve_exactly(
-                limited, left, self.gap_tolerance, start + (1,) * stretches, held
-            )
-            self.struck |= bool(solution.statistics.get("time_limit_struck"))
+            limits = replace(self.limits, work=work)
+            solution = solve_exactly(limited, limits, start + (1,) * stretches, held)
+            if work is not None:
+                work -= int(solution.statistics["work"])
             if inner == self.limit:
                 bound = max(bound, solution.bound if solution.choice else bound)
                 proven = solution.status == "infeasible"
@@ -223,9 +204,6 @@ class _Search:
             plan = model.decode(solution, fresh_of(self.problem, tuple(kept), held, shardings))
             self._keep(plan, shardings, number)
             if self._is_close(bound) or plan.peak_bytes <= self.limit:
-                break
-            self.struck |= deadline is not None and monotonic() > deadline
-            if self.struck:
                 break
             more = copies_at_excess(self.problem, plan, self.limit).keys() - copies.keys()
             longer = [k for k in kept_at_excess(self.problem, plan, self.limit) if k not in kept]
@@ -240,7 +218,7 @@ class _Search:
 
     def _is_close(self, bound: float) -> bool:
         objective = inf if self.best is None else self.best.solution.objective
-        return relative_gap(objective, bound) <= max(self.gap_tolerance, OPTIMAL_GAP)
+        return relative_gap(objective, bound) <= max(self.limits.gap_tolerance, OPTIMAL_GAP)
 
     def _moved(
         self, sharing: Sharing, shares: list[np.ndarray], solution: Solution, bound: float
@@ -280,7 +258,7 @@ class _Search:
 
     def _least(self, model: BudgetModel, proven: bool, bound: float) -> Fit:
         least = find_least_peak(
-            model, self.relaxed.choice, self.limit if proven else None, self.seconds
+            model, self.relaxed.choice, self.limit if proven else None, self.limits
         )
         if least.peak_bytes <= self.limit:
             return Fit(self._judged(least.solution, least.solution, bound), least.plan, least)
@@ -294,7 +272,4 @@ class _Search:
         choice = solution.choice[: len(self.problem.problem.costs)]
         optimal = last.status == "optimal" and gap <= max(last.gap, OPTIMAL_GAP)
         status: Status = "optimal" if optimal else "feasible"
-        struck = {"time_limit_struck": 1} if self.struck else {}
-        return Solution(
-            choice, solution.objective, bound, gap, status, dict(self.relaxed.statistics) | struck
-        )
+        return Solution(choice, solution.objective, bound, gap, status, self.relaxed.statistics)

@@ -30,8 +30,8 @@ from shardopt.graph.residency import Residency
 from shardopt.graph.windows import is_far
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import Problem, Solution
-from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.restriction import solve_in_steps
 from shardopt.solve.assignment.sharing.price_splitting import solve_shared
 from shardopt.solve.assignment.sharing.shared_edges import SharedEdges, Sharing
@@ -307,14 +307,13 @@ class IntraOpProblem:
     @timed("sharding program: solve")
     def solve(
         self,
-        time_limit_seconds: float | None = None,
-        gap_tolerance: float = 0.0,
+        limits: SearchLimits = NO_LIMITS,
         start: Sequence[int] | None = None,
     ) -> Solution:
         """Least cost within memory; a large problem is first solved for some of its strategies
         (`simpler`), and layers that repeat are solved once.
 
-        However soon the time limit strikes, the plan is no worse than `start` (the assignment of a
+        However little the limits allow, the plan is no worse than `start` (the assignment of a
         preset, say), by default everything in full on every device, if that is allowed."""
         if start is None:
             # The first strategy and the first sharding of each are whole.
@@ -325,7 +324,6 @@ class IntraOpProblem:
         def run(problem: Problem, start: Sequence[int] | None, limits: SearchLimits) -> Solution:
             return solve_in_steps(problem, masks, limits, start=start, store=store)
 
-        limits = SearchLimits(time_limit_seconds, gap_tolerance)
         return solve_shared(self.sharing, run, limits, start)
 
     @property

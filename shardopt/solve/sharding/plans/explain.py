@@ -14,6 +14,7 @@ from math import inf
 
 import numpy as np
 
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
@@ -152,7 +153,7 @@ def _replan(
         return inf, ()
     costs = (*problem.problem.costs[:node], cost, *problem.problem.costs[node + 1 :])
     forced = replace(problem, problem=replace(problem.problem, costs=costs))
-    replanned = forced.solve(gap_tolerance=gap)
+    replanned = forced.solve(SearchLimits(gap_tolerance=gap))
     if not replanned.choice:
         return inf, ()
     counts = Counter(dict(forced.decode(replanned).summary().collectives))

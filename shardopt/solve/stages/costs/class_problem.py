@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
-from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.sharding.strategies.layouts import Column
 from shardopt.solve.sharding.strategies.tables import OpStrategies, StrategyTables

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.sharding.budget.search import fit
 from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
 from shardopt.solve.sharding.strategies.tables import StrategyTables
@@ -36,7 +37,7 @@ def fitted(
     """The plan of a part that holds at most `limit` bytes on a device with so many microbatches in
     flight. Raises UserError where the method does not apply."""
     problem = method.problem(part, tables).with_residency(part.residency(in_flight))
-    plan = fit(problem, limit, gap_tolerance=GAP).plan
+    plan = fit(problem, limit, limits=SearchLimits(gap_tolerance=GAP)).plan
     if plan is None:
         return Fitted((), Memory(0, 0, 0))
     each = sum(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Problem
-from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem

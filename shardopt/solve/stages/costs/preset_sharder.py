@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardopt.solve.assignment.search.limits import SearchLimits
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.presets.flow import batch_dims

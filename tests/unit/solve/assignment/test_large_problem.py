@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from shardopt.solve.assignment.exact.cp_sat import solve_cp_sat
 from shardopt.solve.assignment.exact.enumeration import enumerate_all, is_tiny
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.presolve.presolve import presolve
 from shardopt.solve.assignment.problem import Edge, Problem, Usage, evaluate
 from shardopt.solve.assignment.search import component_solver
-from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import improve, solve
 
 pytest.importorskip(
@@ -207,7 +207,7 @@ def test_projection_undoes_restoration() -> None:
 def test_equal_budgets_give_equal_answers_under_any_hash_seed() -> None:
     script = (
         "from assignment_problems import grid\n"
-        "from shardopt.solve.assignment.search.limits import SearchLimits\n"
+        "from shardopt.solve.assignment.limits import SearchLimits\n"
         "from shardopt.solve.assignment.search.sharding_ilp import improve\n"
         "limits = SearchLimits(work=10_000_000)\n"
         "found = improve(grid(7, 7, limit_share=0.85), (0,) * 49, limits)\n"

@@ -12,9 +12,9 @@ from assignment_problems import brute_force, grid, random_problem
 
 from shardopt.mesh.mesh import Sharding, parse_mesh
 from shardopt.mesh.shardings import all_shardings
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Problem, evaluate
 from shardopt.solve.assignment.search import restriction
-from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.restriction import Mask, restrict, solve_in_steps
 from shardopt.solve.sharding.strategies.layouts import Column
 from shardopt.solve.sharding.strategies.simpler import simpler_masks

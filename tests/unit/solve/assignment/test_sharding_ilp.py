@@ -16,9 +16,9 @@ from assignment_problems import NUM_PROBLEMS, brute_force, grid, random_problem
 from shardopt.solve.assignment.exact.bucket_elimination import eliminate_all, elimination_order
 from shardopt.solve.assignment.exact.enumeration import enumerate_all, is_tiny
 from shardopt.solve.assignment.exact.marginal_ilp import solve_marginal
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.assignment.search import component_solver
-from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.assignment.table_store import TableStore
 
@@ -65,6 +65,21 @@ def test_marginal_ilp_alone_agrees_with_brute_force() -> None:
     for seed in range(1000, 1000 + NUM_PROBLEMS):
         problem = random_problem(seed)
         check_optimal(problem, solve_marginal(problem))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_integer_program_ends_by_its_work(seed: int) -> None:
+    """However little it is, what is said of the optimum holds, and the same is said again."""
+    problem, spent = grid(5, 5, limit_share=0.9, seed=seed), []
+    expected = solve_marginal(problem)
+    for work in (1, 1_000_000, 10_000_000, 10_000_000_000):
+        solution = solve_marginal(problem, SearchLimits(work=work))
+        assert solution == solve_marginal(problem, SearchLimits(work=work))
+        assert solution.bound <= expected.objective * (1 + 1e-9) <= solution.objective * (1 + 2e-9)
+        assert not solution.statistics["late"]
+        spent.append(int(str(solution.statistics["work"])))
+    assert spent == sorted(spent) and spent[0] < spent[-1]
+    assert solution.status == "optimal"
 
 
 def test_integer_program_after_presolve_agrees_with_brute_force(

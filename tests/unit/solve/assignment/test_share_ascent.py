@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Problem
-from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.sharing import price_splitting
 from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
 from shardopt.solve.assignment.sharing.shared_edges import Sharing

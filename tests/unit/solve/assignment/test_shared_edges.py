@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
-from shardopt.solve.assignment.search.limits import SearchLimits
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.assignment.sharing.held_copies import HeldCopy, with_held
 from shardopt.solve.assignment.sharing.price_splitting import solve_shared
@@ -135,8 +135,8 @@ def test_an_integer_program_finds_the_least_true_cost_within_memory(seed: int) -
     starts = np.arange(problem.num_nodes) % 2
     usages = tuple((Usage(at, at + 2, rng.integers(0, 9, 3)),) for at in starts.tolist())
     limited = Problem(problem.costs, problem.edges, usages, 3 * problem.num_nodes, 3)
-    solution = solve_exactly(replace(sharing, problem=limited), None, 0.0, None)
-    free = solve_exactly(sharing, None, 0.0, None)
+    solution = solve_exactly(replace(sharing, problem=limited), SearchLimits(), None)
+    free = solve_exactly(sharing, SearchLimits(), None)
     best = min(
         true_cost(sharing, choice)
         for choice in product(range(3), repeat=problem.num_nodes)
@@ -158,7 +158,7 @@ def test_held_copies_take_memory_or_are_made_again(seed: int) -> None:
     limited = Problem(problem.costs, problem.edges, segments, int(1.2 * problem.num_nodes) + 3, 8)
     stretches = len(copy.stretches)
     held = with_held(limited, [copy])
-    solution = solve_exactly(replace(sharing, problem=held), None, 0.0, None, [copy])
+    solution = solve_exactly(replace(sharing, problem=held), SearchLimits(), None, [copy])
     best = float("inf")
     for choice in product(range(3), repeat=problem.num_nodes):
         seconds = true_cost(sharing, choice)

@@ -29,6 +29,7 @@ from shardopt.options.plan_options import PlanOptions
 from shardopt.passes.stages.read_step import read_step
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
+from shardopt.solve.assignment.limits import SearchLimits, work_of
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.sharding.budget.search import fit
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
@@ -59,9 +60,10 @@ def plans(arrays: CostArrays, candidate: Candidate, limit: int, n: int) -> Itera
     part, config = arrays.part(candidate), candidate[2]
     tables = StrategyTables(arrays.meshes[config], arrays.problem.cluster)
     problem = arrays.sharders[config].problem(part, tables).with_residency(part.residency(n))
-    relaxed = problem.solve(gap_tolerance=0.01)
+    limits = SearchLimits(gap_tolerance=0.01, work=work_of(2.0))
+    relaxed = problem.solve(limits)
     yield problem.decode(relaxed)
-    fitted = fit(problem, limit, gap_tolerance=0.01, relaxed=relaxed, time_limit_seconds=2.0)
+    fitted = fit(problem, limit, limits=limits, relaxed=relaxed)
     yield from (
         plan for plan in (fitted.plan, fitted.least and fitted.least.plan) if plan is not None
     )

@@ -15,6 +15,7 @@ import pytest
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.graph.residency import MicrobatchLoop, Residency
 from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.sharding.budget import search
 from shardopt.solve.sharding.budget.least_peak import find_least_peak
@@ -252,17 +253,17 @@ def test_rematerialized_values_take_no_memory_in_their_gap() -> None:
     assert result.plan.summary().compute_seconds > free.summary().compute_seconds
 
 
-def test_a_time_limit_that_strikes_within_the_limit_is_told(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_small", [True, False])
+def test_a_search_without_work_still_keeps_the_limit(
+    monkeypatch: pytest.MonkeyPatch, is_small: bool
 ) -> None:
-    # A problem so small is proven however late it is.
-    monkeypatch.setattr(search, "is_small", lambda sharing, within_memory: False)
+    monkeypatch.setattr(search, "is_small", lambda sharing, within_memory: is_small)
     problem = build_problem(with_residuals(), ONE, CLUSTER)
-    free = problem.decode(problem.solve())
-    struck = fit(problem, free.peak_bytes - 1, time_limit_seconds=1e-9, relaxed=problem.solve())
-    assert struck.solution.statistics.get("time_limit_struck") == 1
-    in_time = fit(problem, free.peak_bytes - 1, time_limit_seconds=600.0)
-    assert "time_limit_struck" not in in_time.solution.statistics
+    free = problem.solve()
+    limit = problem.decode(free).peak_bytes - 1
+    result = fit(problem, limit, limits=SearchLimits(work=0), relaxed=free)
+    assert result.plan is not None and result.plan.peak_bytes <= limit
+    assert result.solution.bound <= fit(problem, limit).solution.objective
 
 
 def test_a_plan_that_holds_less_is_where_the_search_within_a_limit_begins() -> None:

@@ -11,6 +11,7 @@ import pytest
 from shardopt.cost.resharding_chain import resharding_steps
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import evaluate
 from shardopt.solve.presets.base import split_longest
 from shardopt.solve.presets.presets import InputKinds, restrict
@@ -153,9 +154,10 @@ def test_a_memory_limit_is_kept_and_can_be_too_small() -> None:
         problem.decode(problem.solve())
 
 
-def test_a_plan_is_found_however_soon_the_time_limit_strikes() -> None:
+@pytest.mark.parametrize("limits", [SearchLimits(1e-9), SearchLimits(work=0)])
+def test_a_plan_is_found_however_little_the_limits_allow(limits: SearchLimits) -> None:
     problem = build_problem(mlp(64, 64, 12), MESH, CLUSTER)
-    solution = problem.solve(time_limit_seconds=1e-9)
+    solution = problem.solve(limits)
     whole = sum(float(cost[0]) for cost in problem.problem.costs)
     assert solution.choice and solution.objective <= whole + 1e-12
     assert solution.bound <= solution.objective
