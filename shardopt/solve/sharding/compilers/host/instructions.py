@@ -6,6 +6,9 @@
   whose dimensions lie otherwise is written once more, in that order, and the result gets its shape
   back. What only swaps the last two is folded into the product
   (xla/service/transpose_folding.cc).
+* A division by something smaller that is broadcast, and that nothing else reads, is a product with
+  its inverse (xla/hlo/transforms/simplifiers/algebraic_simplifier.cc). Of several such divisions by
+  the same the first alone is one: then the inverse reads it, too.
 * The gradient of a maximum over windows is a search for the places of the maxima, and a scatter
   (xla/service/select_and_scatter_expander.cc).
 
@@ -18,8 +21,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 
 from shardopt.graph.op_graph import MARKER, Op, OpGraph
@@ -30,6 +35,7 @@ _ATTRIBUTELESS = frozenset({
     "log_plus_one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "power",
     "reshape", "rsqrt", "select", "sign", "sine", "sqrt", "subtract", "tanh", "transpose",
 })  # fmt: skip
+_FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
 _BATCH, _ROWS, _CONTRACTED = "batch", "rows", "contracted"
 _ORDERS = ((_BATCH, _ROWS, _CONTRACTED), (_BATCH, _CONTRACTED, _ROWS))
 
@@ -149,6 +155,7 @@ class _Reader:
                 self._add_selection(index, op)
             else:
                 self._add(index, op, tuple(equal[t] for t in op.operands), op.results)
+        self._invert_divisors()
         return self.program.finish()
 
     def _add(self, index: int, op: Op, operands: tuple[int, ...], results: tuple[int, ...]) -> None:
@@ -188,6 +195,39 @@ class _Reader:
             Instruction("reduce_window", (operand, *places), tuple(maxima), None, op.scope)
         )
         self._add(index, op, (source, *rest, *maxima), op.results)
+
+    def _invert_divisors(self) -> None:
+        program = self.program
+        reads = Counter(chain.from_iterable(each.operands for each in program.instructions))
+        reads.update(program.kept)
+        broadcasts = {
+            each.results[0]: each for each in program.instructions
+            if each.name == "broadcast_in_dim" and self._is_divisor(each.operands[0])
+        }  # fmt: skip
+        before, program.instructions = program.instructions, []
+        for each in before:
+            spread = broadcasts.get(each.operands[1]) if each.name == "divide" else None
+            if spread is None or reads[spread.operands[0]] > 1:
+                program.instructions.append(each)
+                continue
+            [divisor], [spread_divisor] = spread.operands, spread.results
+            reads[divisor] += 1
+            inverse, factor = (
+                program.add_buffer(program.tensors[buffer], program.shapes[buffer])
+                for buffer in (divisor, spread_divisor)
+            )
+            program.instructions += [
+                Instruction("divide", (divisor,), (inverse,), None, each.scope),
+                Instruction("broadcast_in_dim", (inverse,), (factor,), None, each.scope),
+                replace(each, name="multiply", operands=(each.operands[0], factor)),
+            ]
+
+    def _is_divisor(self, buffer: int) -> bool:
+        """Inverses of constants are constants."""
+        tensor = self.program.tensors[buffer]
+        maker = self.makers[tensor]
+        is_constant = maker >= 0 and self.graph.ops[maker].name == "constant"
+        return not is_constant and self.graph.tensors[tensor].dtype in _FLOATS
 
     def _operand(self, op: Op, side: int, kinds: Sequence[str], is_canonical: bool) -> int:
         """The buffer that the product reads."""

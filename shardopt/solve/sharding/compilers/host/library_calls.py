@@ -111,22 +111,8 @@ def _grow(program: Program, call: LibraryCall, calls: dict[int, LibraryCall]) ->
         index, is_reader = frontier.popleft()
         if program.instructions[index].scope != scope or not is_supported(program, index):
             continue
-        if is_reader and _is_inverted(program, index):
-            continue
         look(index, list(program.instructions[index].operands), down=is_reader, up=not is_reader)
         call.members.add(index)
         if is_reader:
             call.root = index
     return len(call.members) > before
-
-
-def _is_inverted(program: Program, index: int) -> bool:
-    """Whether the compiler inverts what is broadcast, to multiply by it instead of dividing
-    (xla/hlo/transforms/simplifiers/algebraic_simplifier.cc). The inverses are too few for the
-    library."""
-    instruction = program.instructions[index]
-    [buffer] = instruction.results
-    readers = [program.instructions[reader] for reader in program.readers[buffer]]
-    return instruction.name == "broadcast_in_dim" and all(
-        reader.name == "divide" and reader.operands[1] == buffer for reader in readers
-    )

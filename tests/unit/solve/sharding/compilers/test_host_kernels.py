@@ -69,14 +69,16 @@ def test_a_call_computes_maxima_and_exponentials_and_writes_only_these() -> None
 
 def test_what_a_call_reads_is_written_even_if_it_is_a_broadcast() -> None:
     """As of the backward pass of a softmax: the rows of the sums are read again by what a sum of its
-    own takes in."""
+    own takes in. Where nothing else reads the sums, the softmax is a product with their inverses,
+    and only that reader is left, with the rows within it."""
     forward = softmax()
-    graph = graph_of(
-        *forward.ops, binary("divide", 8, 6, 9), row_sums(9, 10), outputs=(7, 10), inputs=1
-    )
+    backward = binary("divide", 8, 6, 9), row_sums(9, 10)
     tensors = (*forward.tensors, MATRIX, MATRIX, VECTOR)
-    graph = OpGraph(tensors, graph.ops, (0, 8), (7, 10))
-    assert written(graph) == {4, 5, 6, 7, 10}
+    alone = OpGraph(tensors, (*forward.ops, *backward), (0, 8), (7, 10))
+    assert written(alone) == {4, 5, 7, 10}
+    of_sums = Op("sort", (5,), (11,), None)
+    shared = OpGraph((*tensors, VECTOR), (*alone.ops, of_sums), (0, 8), (7, 10, 11))
+    assert written(shared) == {4, 5, 6, 7, 10, 11}
 
 
 def test_an_expensive_operation_with_two_readers_is_written_and_a_cheap_one_is_not() -> None:
