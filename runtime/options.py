@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, get_args
 
 from shardopt.options.names import BackendName, PlatformName, TransportName
 from shardopt.runtime.health.limits import DEFAULT_LIMITS, Limits
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.runtime.faults import Fault, FaultFields
@@ -89,6 +90,33 @@ class RunOptions:
 
     faults: Sequence[Fault] = ()
     """What is made to go wrong, for tests."""
+
+    def __post_init__(self) -> None:
+        """Raises UserError for values that an option does not take, whatever the others are."""
+        for name in _SWITCHES:
+            if not isinstance(value := getattr(self, name), bool):
+                raise UserError(f"expected {name} to be True or False, found {value!r}")
+        for name, least in _COUNTS.items():
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                found = f"an integer of at least {least}, found {value!r}"
+                raise UserError(f"expected {name} to be {found}")
+        seconds = self.watchdog_seconds
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+            raise UserError(f"expected watchdog_seconds to be a positive number, found {seconds!r}")
+        if self.ray_address is not None and not isinstance(self.ray_address, str):
+            raise UserError(f"expected ray_address to be text, found {self.ray_address!r}")
+        # Imported late: the type of checkpoints is known where there are some.
+        if self.checkpoints is not None and not hasattr(self.checkpoints, "folder"):
+            raise UserError(
+                f"expected checkpoints to be CheckpointOptions(folder, …), found "
+                f"{self.checkpoints!r}"
+            )
+
+
+_SWITCHES = ("share_gpus", "quick_compile", "track_bytes", "compile_cache", "trace")
+# The least number of each.
+_COUNTS = {"checked_steps": 0, "memory_limit_bytes": 0, "devices_per_host": 1}
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ class Run:
         self._has_results = False
         self._num_attached = 0
         self._failure: BaseException | None = None
+        self._is_closed = False
         self.steps_done = 0
         self.step_seconds = 0.0  # of the last step, one that failed too
 
@@ -273,9 +274,10 @@ class Run:
 
     def close(self) -> None:
         try:
-            if self._failure is None:
+            if self._failure is None and not self._is_closed:
                 self.settle_checkpoints()
         finally:
+            self._is_closed = True
             if self._watchdog is not None:
                 self._watchdog.close()
             self._backend.close()
@@ -356,6 +358,8 @@ class Run:
             raise RuntimeError(
                 "the run has failed before and can only be closed"
             ) from self._failure
+        if self._is_closed:
+            raise UserError("the run is closed; look at results and state before that")
         try:
             return self._backend.call(method, arguments)
         except BaseException as error:

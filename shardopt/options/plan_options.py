@@ -71,6 +71,7 @@ class PlanOptions:
         help="a layer may exceed its equal share of the FLOPs by this fraction",
         phases=("cluster",),
         metavar="FRACTION",
+        least=0,
     )
     stages: int | None = row(
         None,
@@ -197,6 +198,8 @@ class PlanOptions:
         functions=_EVERYWHERE,
         in_file="changed",
         metavar="FRACTION",
+        least=0,
+        most=1,
     )
     # Predictions are no better than that: a smaller gap takes time and gains nothing.
     gap: float = row(
@@ -206,6 +209,7 @@ class PlanOptions:
         functions=_EVERYWHERE,
         in_file="changed",
         metavar="FRACTION",
+        least=0,
     )
     time_limit: float = row(
         60.0,
@@ -215,6 +219,7 @@ class PlanOptions:
         functions=_EVERYWHERE,
         in_file="changed",
         metavar="SECONDS",
+        least=0,
     )
     unreduced: Unreduced = row(
         "auto",

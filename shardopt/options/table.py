@@ -58,9 +58,9 @@ class OptionRow:
 
     `type` is the resolved type, `default` is None or MISSING where there is none. `unset` says what
     None means, `note` what only people need to know (passes never see it); `off` is the help of a
-    flag that turns the option off. `metavar` stands for a value on the command line, `least` is the
-    least number allowed; `accepts` is, by function, the type of the keyword argument as text, where
-    that takes more than the table holds.
+    flag that turns the option off. `metavar` stands for a value on the command line, `least` and
+    `most` are the least and the largest number allowed; `accepts` is, by function, the type of the
+    keyword argument as text, where that takes more than the table holds.
     """
 
     field: str
@@ -75,6 +75,7 @@ class OptionRow:
     off: str = ""
     metavar: str | None = None
     least: int | None = None
+    most: int | None = None
     accepts: Mapping[Function, str] = dataclasses.field(default_factory=dict)
 
     @property

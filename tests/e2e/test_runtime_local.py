@@ -102,6 +102,16 @@ def test_outputs_are_fetched_lazily() -> None:
         assert [array.shape for array in second[:]] == [(8, 8), (8, 4), ()]
 
 
+def test_a_run_that_is_closed_says_so() -> None:
+    with start(example()) as run:
+        run.load(inputs())
+        outputs = run.step()
+    for look in (lambda: outputs[2], run.step, lambda: run.argument(0)):
+        with pytest.raises(UserError, match="the run is closed; look at results and state before"):
+            look()
+    run.close()
+
+
 def test_one_microbatch() -> None:
     w0, w1, x, t = inputs()
     with start(load(TEXT.replace("iterations = 4", "iterations = 1"))) as run:

@@ -45,8 +45,8 @@ def options_of(
 
 
 def check_value(row: OptionRow, value: object, words: Sequence[str] = ()) -> None:
-    """Raises UserError for a value of another type than the option has, a number below its least
-    one, or none of its words (`words` if there are any)."""
+    """Raises UserError for a value of another type than the option has, a number that it does not
+    allow, or none of its words (`words` if there are any)."""
     words = words or row.choices
     if value is None and row.is_optional:
         return
@@ -62,15 +62,21 @@ def check_value(row: OptionRow, value: object, words: Sequence[str] = ()) -> Non
             bool: isinstance(value, bool),
             str: isinstance(value, str),
         }
-        if fits[row.base] and (row.least is None or value >= row.least):  # type: ignore[operator]
+        if fits[row.base] and _is_within(row, value):
             return
     raise UserError(f"expected {row.field} to be {_expected(row, words)}, found {value!r}")
+
+
+def _is_within(row: OptionRow, value: Any) -> bool:
+    # Not the opposites, which nan passes.
+    return (row.least is None or value >= row.least) and (row.most is None or value <= row.most)
 
 
 def _expected(row: OptionRow, words: Sequence[str]) -> str:
     kinds = {int: "an integer", float: "a number", bool: "True or False", str: "text"}
     text = kinds[row.base] if row.base is not str or not words else ""
     text += f" of at least {row.least}" if row.least is not None else ""
+    text += f" and at most {row.most}" if row.most is not None else ""
     parts = [text, *(f"'{word}'" for word in words), "None" if row.is_optional else ""]
     return " or ".join(part for part in parts if part)
 
@@ -84,14 +90,13 @@ def _words(literals: Any) -> tuple[str, ...]:
 
 
 def _bytes_text(budget: object) -> object:
-    if type(budget) is int:
-        return str(budget)
-    if isinstance(budget, str) and budget:
+    text = str(budget) if type(budget) is int else budget
+    if isinstance(text, str) and text:
         try:
-            parse_bytes(budget)
+            parse_bytes(text)
         except ValueError as error:
             raise UserError(f"memory_budget: {error}") from None
-    return budget
+    return text
 
 
 def check_names(

@@ -169,6 +169,8 @@ def parallelize(
     run_options = RunOptions(**told)  # type: ignore[arg-type]
     if run_options.backend not in BACKENDS:
         raise UserError(f"parallelize: {unknown_name('backend', run_options.backend, BACKENDS)}")
+    if not isinstance(lazy_state, bool):
+        raise UserError(f"expected lazy_state to be True or False, found {lazy_state!r}")
     planning = {name: value for name, value in options.items() if name not in _OF_RUN}
     planning["cluster"] = path_text("cluster", cluster)
     donated = argument_numbers("donate_argnums", donate_argnums)

@@ -51,7 +51,7 @@ class StateArray:
         if self._value is None:
             try:
                 read = self._read()
-            except RuntimeError as error:
+            except (RuntimeError, UserError) as error:
                 raise UserError(
                     f"this state is no longer on the workers ({error}); look at it before the next "
                     "step and before close(), or use lazy_state=False"

@@ -136,8 +136,8 @@ class ChooseShardings(Pass):
         check_memory_options(self.memory_fraction, self.memory_budget)
         if self.gap < 0:
             raise ValueError(f"gap must not be negative, found {self.gap}")
-        if self.time_limit <= 0:
-            raise ValueError(f"time-limit must be positive, found {self.time_limit}")
+        if self.time_limit < 0:
+            raise ValueError(f"time-limit must not be negative, found {self.time_limit}")
         if self.frontier < 0:
             raise ValueError(f"frontier must not be negative, found {self.frontier}")
         parse_batch_arguments(self.batch_args)

@@ -122,6 +122,34 @@ def test_stages_as_text() -> None:
     )
 
 
+OUT_OF_RANGE = {
+    "gap": (-1.0, "a number of at least 0"),
+    "delta": (-0.5, "a number of at least 0"),
+    "time_limit": (math.nan, "a number of at least 0"),
+    "memory_fraction": (7.0, "a number of at least 0 and at most 1"),
+    "watchdog_seconds": (0, "a positive number"),
+    "devices_per_host": (0, "an integer of at least 1"),
+    "quick_compile": ("yes", "True or False"),
+    "trace": (4, "True or False"),
+    "lazy_state": (3, "True or False"),
+    "ray_address": (3, "text"),
+    "checkpoints": ("folder", "CheckpointOptions(folder, …)"),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_values_out_of_range_are_refused_in_words_of_python(name: str) -> None:
+    value, expected = OUT_OF_RANGE[name]
+    with pytest.raises(shardopt.UserError) as caught:
+        shardopt.parallelize(abs, cluster=CLUSTER, **{name: value})(1.0)  # type: ignore[call-overload]
+    assert str(caught.value) == f"expected {name} to be {expected}, found {value!r}"
+
+
+def test_a_negative_budget_is_no_number_of_bytes() -> None:
+    with pytest.raises(shardopt.UserError, match="memory_budget: expected bytes such as"):
+        shardopt.optimize(TEXT.encode(), CLUSTER, memory_budget=-5)
+
+
 EXPORTED = jax.export.export(jax.jit(jax.numpy.tanh))(np.ones(4, "float32"))
 CALLS: dict[str, Callable[[Any], object]] = {
     "optimize": lambda value: shardopt.optimize(value, CLUSTER),
