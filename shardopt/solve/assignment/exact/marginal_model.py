@@ -35,6 +35,7 @@ _ITERATION_WORK, _NODE_WORK = 2, 100_000
 # Solvers can be told how many nodes to look at, not for how many iterations: a node took 0.2 to 1.0
 # of those of the first relaxation.
 _NODE_SHARE = 0.5
+_MOST_COUNTED = 2**31 - 1  # solvers count in 32 bits
 
 # Of integrality; a looser one understates the objective by that much of its range.
 _FEASIBILITY_TOLERANCE = 1e-9
@@ -106,10 +107,11 @@ class MarginalModel:
         parameters.gscip.real_params["numerics/feastol"] = _FEASIBILITY_TOLERANCE
         if limits.seconds is not None:
             parameters.time_limit = timedelta(seconds=max(limits.seconds, 1e-3))
-        if limits.work is not None and integer:
-            parameters.node_limit = max(limits.work // self._node_work, 1)
-        elif limits.work is not None:
-            parameters.iteration_limit = max(limits.work // self._iteration_work, 1)
+        if limits.work is not None:
+            most = limits.work // (self._node_work if integer else self._iteration_work)
+            most = min(max(most, 1), _MOST_COUNTED)
+            parameters.node_limit = most if integer else None
+            parameters.iteration_limit = None if integer else most
         # Only x is looked at; reading y, duals and the basis back costs as long as solving.
         x_variables = list(islice(model.variables(), self.num_x))
         filters = mathopt.ModelSolveParameters(
