@@ -49,6 +49,19 @@ def test_bytes_of_arguments_add_up(contents: PlanContents) -> None:
         assert row.device_bytes * 2 == row.bytes * replicas.pop()
 
 
+def test_arguments_have_the_names_of_the_source() -> None:
+    text = MLP.read_text()
+    for number, name in enumerate(("params['up']", "params['down']")):
+        donated = f"{{tf.aliasing_output = {number} : i32}}"
+        text = text.replace(donated, f'{donated} loc("{name}")')
+    named = shardopt.optimize(text.encode(), "cpu-test:1x4", microbatches=4, stages=2)
+    with make_context() as context:
+        placements = read_contents(load_module(named.module, context)).placements
+    rows = [row for group in placements for row in group.members]
+    assert {row.name for row in rows} == {"params['up']", "params['down']", "arg2", "arg3"}
+    assert "params[&#39;up&#39;]" in named.report()
+
+
 def test_collectives_are_those_of_the_stages(contents: PlanContents) -> None:
     planned = [item for row in contents.summary.stages for item in row.collectives]
     assert sum(row.bytes for row in contents.collective_shares) == sum(
