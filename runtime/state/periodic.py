@@ -32,7 +32,7 @@ class CheckpointOptions:
     checkpoints that could not be written, which ends no run; by default they are a
     RuntimeWarning."""
 
-    folder: Path
+    folder: str | Path
     every: int
     keep: int = 3
     background: bool = True
@@ -63,7 +63,7 @@ class PeriodicCheckpoints:
 
     def __init__(self, options: CheckpointOptions) -> None:
         self._options = options
-        self._folder = CheckpointFolder(options.folder, options.keep)
+        self._folder = CheckpointFolder(Path(options.folder), options.keep)
         for path in self._folder.incomplete():
             options.notice(f"'{path}' has no manifest: it is no checkpoint, and left out")
         self._begun = False
@@ -75,7 +75,7 @@ class PeriodicCheckpoints:
         histories would mix."""
         if self._begun:
             return
-        complete = checkpoints(self._options.folder)
+        complete = checkpoints(Path(self._options.folder))
         if complete and complete[-1][0] > steps_done:
             raise UserError(
                 f"'{self._options.folder}' holds a checkpoint of step {complete[-1][0]}, this run "
@@ -95,7 +95,7 @@ class PeriodicCheckpoints:
         self.before_step(steps_done)
         self.settle(state)
         # A run that has resumed from it and done nothing since has it, too.
-        if all(step != steps_done for step, _ in checkpoints(self._options.folder)):
+        if all(step != steps_done for step, _ in checkpoints(Path(self._options.folder))):
             self._begin(steps_done, state)
             self.settle(state)
 

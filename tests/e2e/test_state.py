@@ -122,7 +122,7 @@ def test_a_damaged_file_is_one_error_that_names_file_and_argument(tmp_path: Path
 
 def test_checkpoints_are_written_as_often_as_asked(tmp_path: Path) -> None:
     w0, w1, x, t = inputs()
-    options = CheckpointOptions(tmp_path, every=2, keep=2)
+    options = CheckpointOptions(str(tmp_path), every=2, keep=2)
     with start(example(), options) as run:
         run.load([w0, w1, x, t])
         states = {}

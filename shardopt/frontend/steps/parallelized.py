@@ -138,6 +138,12 @@ class Parallelized(Generic[P, R]):
         self._planned: dict[Signature, Planned] = {}
         self._sessions: dict[Signature, Session] = {}
 
+    def __repr__(self) -> str:
+        function = getattr(self._fun, "__qualname__", None) or type(self._fun).__name__
+        plans = f"{len(self._planned)} plan{'s' if len(self._planned) != 1 else ''}"
+        running = ", running" if self._sessions else ""
+        return f"Parallelized({function} on {self._planning['cluster']}: {plans}{running})"
+
     @functools.cached_property
     def _platform(self) -> PlatformName:
         """What the workers run on, known before the function is traced for it."""

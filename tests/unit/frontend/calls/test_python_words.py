@@ -145,6 +145,17 @@ def test_values_out_of_range_are_refused_in_words_of_python(name: str) -> None:
     assert str(caught.value) == f"expected {name} to be {expected}, found {value!r}"
 
 
+def test_a_parallelized_function_shows_its_name_and_not_its_address() -> None:
+    step = shardopt.parallelize(abs, cluster=CLUSTER, stages=1)
+    assert repr(step) == "Parallelized(abs on cpu-test:1x4: 0 plans)"
+    step.plan(1.0)
+    assert repr(step) == "Parallelized(abs on cpu-test:1x4: 1 plan)"
+
+
+def test_only_public_names_are_offered() -> None:
+    assert {name for name in dir(shardopt) if not name.startswith("__")} == set(shardopt.__all__)
+
+
 def test_a_negative_budget_is_no_number_of_bytes() -> None:
     with pytest.raises(shardopt.UserError, match="memory_budget: expected bytes such as"):
         shardopt.optimize(TEXT.encode(), CLUSTER, memory_budget=-5)
