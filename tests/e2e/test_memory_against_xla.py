@@ -80,7 +80,7 @@ def test_predicted_bytes_are_close_to_the_compiled_ones() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["1", "2x2"])
 def test_a_budget_makes_the_compiled_program_smaller_and_keeps_its_numbers(mesh: str) -> None:
-    budget = int(0.7 * free(mesh).predicted)
+    budget = int(0.8 * free(mesh).predicted)
     planned = Planned(mlp(256, 64), mesh, str(budget))
     assert planned.predicted <= budget
     assert planned.barriers > 0
