@@ -96,7 +96,10 @@ def from_mhlo(text: str, rank: int, mesh: Mesh) -> Sharding:
     perm = _numbers(match["perm"]) if match["perm"] else range(len(runs))
     order = [axis for run in perm for axis in runs[run]]
     groups = [tuple(name for name, _ in group) for group in _grouped(order, tiles, text)]
-    unreduced = groups[rank] if "unreduced" in (match["last"] or "") else ()
+    last = match["last"] or ""
+    if len(tiles) != rank + bool(last) + ("replicated}" in last):
+        raise ValueError(f"expected tiles of a tensor of rank {rank}, found '{text}'")
+    unreduced = groups[rank] if "unreduced" in last else ()
     return Sharding(
         tuple(groups[:rank]), tuple(axis for axis in mesh.axis_names if axis in unreduced)
     )

@@ -23,6 +23,7 @@ from shardopt.dialect.mpmd import (
 )
 from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple, to_mhlo
+from shardopt.extract.op_graph import sharding_rules
 from shardopt.forms.exported_form import (
     MAIN,
     MESH_SHAPE,
@@ -39,9 +40,10 @@ from shardopt.forms.exported_program import MeshValue
 from shardopt.forms.microbatch_rows import row_faults
 from shardopt.forms.reshard_steps import find_plan_fault, tiles_by_device
 from shardopt.forms.shardy_functions import stated_sharding
+from shardopt.forms.unreduced_proof import says_unreduced, unproven_in_function
 from shardopt.ir.rewriting import operations
 from shardopt.ir.rewriting import terminator as end_of
-from shardopt.mesh.mesh import Mesh
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.schedule.schedules import find_schedule
 from shardopt.support.errors import UserError
 
@@ -55,6 +57,8 @@ def verify_exported(module: ir.Module) -> list[Problem]:
     verifier = _Verifier(module, symbols)
     with verifier.reporting(module.operation):
         verifier.verify_main(find_function(symbols, MAIN))
+        if not verifier.problems:
+            verifier.verify_terms()
     return verifier.problems
 
 
@@ -66,6 +70,7 @@ class _Verifier:
         self.meshes: dict[str, Mesh] = {}
         self.problems: list[Problem] = []
         self.homes: dict[tuple[int, str], str] = {}  # (stage, kind) -> mesh
+        self.terms: dict[str, tuple[ir.Operation, Mesh]] = {}  # functions with unreduced values
 
     def report(self, op: ir.Operation | ir.OpView, message: str) -> None:
         self.problems.append((op.operation.location, message))
@@ -218,6 +223,8 @@ class _Verifier:
         for fault in donation_faults(callee):
             self.report(op, f"function @{name}: {fault}")
         self._verify_inside(callee, mesh)
+        if annotated and any(map(says_unreduced, _nested_ops(callee))):
+            self.terms[name] = callee, mesh
         for what, values, types, key in (
             ("argument", op.operands, function_type(callee).inputs, "arg_attrs"),
             ("result", op.results, function_type(callee).results, "res_attrs"),
@@ -252,6 +259,18 @@ class _Verifier:
                 with self.reporting(inner):
                     shape = tuple(result.type.shape)
                     from_mhlo(text, len(shape), mesh).check(mesh, shape)
+
+    def verify_terms(self) -> None:
+        """Unreduced values are terms of sums; once all shardings read."""
+        if not self.terms:  # most modules: spare them the sharding rules
+            return
+        with sharding_rules(self.module):
+            for callee, mesh in self.terms.values():
+                type_ = function_type(callee)
+                arguments = _stated(callee, "arg_attrs", type_.inputs, mesh)
+                results = _stated(callee, "res_attrs", type_.results, mesh)
+                for op, message in unproven_in_function(callee, mesh, arguments, results):
+                    self.report(op, message)
 
     def _verify_boundary(
         self,
@@ -407,3 +426,12 @@ def _nested_ops(op: ir.Operation) -> Iterator[ir.Operation]:
             for inner in block.operations:
                 yield inner.operation
                 yield from _nested_ops(inner.operation)
+
+
+def _stated(function: ir.Operation, key: str, types: list[ir.Type], mesh: Mesh) -> list[Sharding]:
+    """The shardings of the arguments or results of an annotated function."""
+    rows = zip(attribute_dicts(function, key), types, strict=True)
+    return [
+        from_mhlo(ir.StringAttr(row[MHLO_SHARDING]).value, ir.RankedTensorType(type_).rank, mesh)
+        for row, type_ in rows
+    ]

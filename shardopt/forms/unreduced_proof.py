@@ -1,4 +1,4 @@
-"""The proof that the unreduced values of a fragment are terms of sums.
+"""The proof that the unreduced values of a fragment, or of its function, are terms of sums.
 
 A value that says `unreduced={"x"}` stands for the sum of what the devices along x hold. Nothing at
 run time can tell terms from whole values: an annotation in the wrong place doubles a loss without a
@@ -9,12 +9,12 @@ word. So each result that says so must be one of
 * zeros.
 
 This looks at one operation at a time, from its operands' shardings as they are written. Values that
-cross the border of a fragment have theirs in their types, which have to agree with what is inside.
-"""
+cross the border of a fragment have theirs in their types, those of a function in its attributes,
+which have to agree with what is inside."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxlib.mlir import ir
 
@@ -32,7 +32,21 @@ def unproven(fragment: ir.Operation, mesh: Mesh) -> Iterator[tuple[ir.Operation,
     """Operations with a result that is unreduced without reason, in program order, and what was
     expected. Every annotation of the fragment must read; to be called inside of `sharding_rules`.
     """
-    yield from _Proof(fragment, mesh).errors()
+    arguments, results = (
+        [parse_mesh_tensor(value.type).sharding for value in values]
+        for values in (fragment.operands, fragment.results)
+    )
+    yield from _Proof(fragment, mesh, arguments, results).errors()
+
+
+def unproven_in_function(
+    function: ir.Operation,
+    mesh: Mesh,
+    arguments: Sequence[Sharding | None],
+    results: Sequence[Sharding | None],
+) -> Iterator[tuple[ir.Operation, str]]:
+    """As `unproven`, of a function of one block with these shardings at its border."""
+    yield from _Proof(function, mesh, arguments, results).errors()
 
 
 def says_unreduced(op: ir.Operation) -> bool:
@@ -41,16 +55,22 @@ def says_unreduced(op: ir.Operation) -> bool:
 
 
 class _Proof:
-    def __init__(self, fragment: ir.Operation, mesh: Mesh) -> None:
-        self.fragment = fragment
-        block = fragment.regions[0].blocks[0]
+    def __init__(
+        self,
+        owner: ir.Operation,
+        mesh: Mesh,
+        arguments: Sequence[Sharding | None],
+        results: Sequence[Sharding | None],
+    ) -> None:
+        self.owner, self.results = owner, results
+        block = owner.regions[0].blocks[0]
         *body, self.end = (view.operation for view in block.operations)
         self.reader = GraphReader()
         self.reader.add_ops(body)
         self.zeros = plain_zeros(self.reader.graph())
         self.shardings: dict[int, Sharding] = {}
-        for operand, argument in zip(fragment.operands, block.arguments, strict=True):
-            self._note(argument, parse_mesh_tensor(operand.type).sharding)
+        for argument, sharding in zip(block.arguments, arguments, strict=True):
+            self._note(argument, sharding)
         for op in body:
             if MHLO_SHARDING in op.attributes:
                 texts = split_tuple(ir.StringAttr(op.attributes[MHLO_SHARDING]).value)
@@ -68,15 +88,16 @@ class _Proof:
                 for axis in self._axes(tensor):
                     if not self._makes_terms(op, axis):
                         yield handle, _expected(handle, axis)
-        for number, (value, result) in enumerate(
-            zip(self.end.operands, self.fragment.results, strict=True)
+        for number, (value, sharding) in enumerate(
+            zip(self.end.operands, self.results, strict=True)
         ):
-            sharding, tensor = parse_mesh_tensor(result.type).sharding, self.reader.tensor(value)
+            tensor = self.reader.tensor(value)
             for axis in () if sharding is None else sharding.unreduced:
                 if axis not in self._axes(tensor) and tensor not in self.zeros:
+                    kind = "fragment" if self.owner.name == "mpmd.fragment" else "function"
                     yield (
-                        self.fragment,
-                        f"result {number} is unreduced along '{axis}' and what the fragment "
+                        self.owner,
+                        f"result {number} is unreduced along '{axis}' and what the {kind} "
                         "returns is not",
                     )
 

@@ -39,6 +39,10 @@
 // RUN: not shardopt-opt %t.carried --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=CARRIED
 // RUN: sed -e 's/@stage0_fwd(%%arg2, %%arg0)/@stage0_fwd(%%arg2, %%arg3)/' %t.mlir > %t.readers
 // RUN: not shardopt-opt %t.readers --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=READERS
+// RUN: sed -e '/stablehlo.multiply/s/{replicated}/{unreduced}/' %t.mlir > %t.terms
+// RUN: not shardopt-opt %t.terms --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=TERMS
+// RUN: sed -e '/stablehlo.multiply/s/{replicated}/{devices=[2]<=[2]}/' %t.mlir > %t.rank
+// RUN: not shardopt-opt %t.rank --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=RANK
 // RUN: sed -e 's/iterations = 2/iterations = 70000/' %t.mlir > %t.iterations
 // RUN: not shardopt-opt %t.iterations --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=ITERATIONS
 
@@ -63,3 +67,5 @@
 // CARRIED: error: carried value 0: expected its own argument, or the result of a fragment call in the body
 // READERS: error: carried value 0 is written by bwd of stage 0 but read by fwd of stage 0: the schedule may run them in another order
 // ITERATIONS: error: expected 1 to 65536 iterations, found 70000
+// TERMS: :{{[0-9]+}}:{{[0-9]+}}: error: 'stablehlo.multiply' has a result that is unreduced along 'x': expected an operand that is split along 'x' on a contracted dimension
+// RANK: error: expected tiles of a tensor of rank 2, found '{devices=[2]<=[2]}'
