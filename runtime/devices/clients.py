@@ -10,10 +10,12 @@ find out, so the service itself never loses patience."""
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from jaxlib import _jax, utils
@@ -25,6 +27,12 @@ _START_SECONDS = 120  # until all processes of a mesh must have come up
 _PATIENCE_SECONDS = 10**6
 _ERRORS_ONLY = 2
 _DEVICES_PER_PROCESS = 2048  # XLA numbers CPU device d of process p as 2048 p + d
+
+# A client and its devices refer to each other: only a garbage collection ends one that nobody uses,
+# and its threads, 16 for four devices on four cores. Python collects by numbers of objects, of
+# which clients are few, so a process that opened many would end for want of threads.
+_CLIENTS_BETWEEN_COLLECTIONS = 64
+_clients = count(1)
 
 
 @dataclass(frozen=True)
@@ -76,9 +84,11 @@ def free_address(host: str) -> str:
         return f"{host}:{server.getsockname()[1]}"
 
 
-def unshared_devices(count: int) -> Devices:
+def unshared_devices(number: int) -> Devices:
     """Host devices of a client of their own."""
-    client: Any = xc.make_cpu_client(num_devices=count)
+    if next(_clients) % _CLIENTS_BETWEEN_COLLECTIONS == 0:
+        gc.collect()
+    client: Any = xc.make_cpu_client(num_devices=number)
     devices = list(client.devices())
     return Devices(devices, devices)
 

@@ -40,10 +40,10 @@ from shardopt.forms.exported_program import MeshValue
 from shardopt.forms.microbatch_rows import row_faults
 from shardopt.forms.reshard_steps import find_plan_fault, tiles_by_device
 from shardopt.forms.shardy_functions import stated_sharding
-from shardopt.forms.unreduced_proof import says_unreduced, unproven_in_function
+from shardopt.forms.unreduced_proof import has_unreduced, is_unreduced, unproven, unsummed_ends
 from shardopt.ir.rewriting import operations
 from shardopt.ir.rewriting import terminator as end_of
-from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.mesh import Mesh
 from shardopt.schedule.schedules import find_schedule
 from shardopt.support.errors import UserError
 
@@ -70,7 +70,8 @@ class _Verifier:
         self.meshes: dict[str, Mesh] = {}
         self.problems: list[Problem] = []
         self.homes: dict[tuple[int, str], str] = {}  # (stage, kind) -> mesh
-        self.terms: dict[str, tuple[ir.Operation, Mesh]] = {}  # functions with unreduced values
+        # A call, its function and mesh, where values are unreduced.
+        self.terms: dict[str, tuple[ir.Operation, ir.Operation, Mesh]] = {}
 
     def report(self, op: ir.Operation | ir.OpView, message: str) -> None:
         self.problems.append((op.operation.location, message))
@@ -91,6 +92,8 @@ class _Verifier:
             # Aliases compare values, which malformed types do not have.
             if len(self.problems) == before:
                 self._verify_aliases(main)
+                for message in unsummed_ends(main):
+                    self.report(main, message)
         if self.meshes:
             self._verify_ops(entry_block(main), in_body=False)
 
@@ -223,8 +226,8 @@ class _Verifier:
         for fault in donation_faults(callee):
             self.report(op, f"function @{name}: {fault}")
         self._verify_inside(callee, mesh)
-        if annotated and any(map(says_unreduced, _nested_ops(callee))):
-            self.terms[name] = callee, mesh
+        if annotated and name not in self.terms and has_unreduced(op, callee):
+            self.terms[name] = op, callee, mesh
         for what, values, types, key in (
             ("argument", op.operands, function_type(callee).inputs, "arg_attrs"),
             ("result", op.results, function_type(callee).results, "res_attrs"),
@@ -265,11 +268,8 @@ class _Verifier:
         if not self.terms:  # most modules: spare them the sharding rules
             return
         with sharding_rules(self.module):
-            for callee, mesh in self.terms.values():
-                type_ = function_type(callee)
-                arguments = _stated(callee, "arg_attrs", type_.inputs, mesh)
-                results = _stated(callee, "res_attrs", type_.results, mesh)
-                for op, message in unproven_in_function(callee, mesh, arguments, results):
+            for call, callee, mesh in self.terms.values():
+                for op, message in unproven(call, mesh, callee):
                     self.report(op, message)
 
     def _verify_boundary(
@@ -312,6 +312,9 @@ class _Verifier:
             self.report(op, f'{where}: expected {MHLO_SHARDING} "{expected}", found {annotation}')
 
     def _verify_transfer(self, op: ir.Operation) -> None:
+        if is_unreduced(op.operands[0]) or is_unreduced(op.results[0]):
+            found = op.operands[0].type
+            self.report(op, f"expected a transfer of a value that is summed up, found {found}")
         source, target = mesh_value(op.operands[0].type), mesh_value(op.results[0].type)
         if (source.spec.shape, source.spec.dtype) != (target.spec.shape, target.spec.dtype):
             return self.report(
@@ -426,12 +429,3 @@ def _nested_ops(op: ir.Operation) -> Iterator[ir.Operation]:
             for inner in block.operations:
                 yield inner.operation
                 yield from _nested_ops(inner.operation)
-
-
-def _stated(function: ir.Operation, key: str, types: list[ir.Type], mesh: Mesh) -> list[Sharding]:
-    """The shardings of the arguments or results of an annotated function."""
-    rows = zip(attribute_dicts(function, key), types, strict=True)
-    return [
-        from_mhlo(ir.StringAttr(row[MHLO_SHARDING]).value, ir.RankedTensorType(type_).rank, mesh)
-        for row, type_ in rows
-    ]

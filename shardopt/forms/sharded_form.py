@@ -32,8 +32,8 @@ from shardopt.forms.device_form import errors as device_errors
 from shardopt.forms.imported_form import Violation
 from shardopt.forms.manual_code import MANUAL_SHARDING, misplaced
 from shardopt.forms.shardy_form import errors, read_mesh
-from shardopt.forms.unreduced_proof import says_unreduced, unproven
-from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
+from shardopt.forms.unreduced_proof import has_unreduced, is_unreduced, unproven, unsummed_ends
+from shardopt.ir.rewriting import functions, operations, symbol_name
 from shardopt.mesh.mesh import Mesh
 
 COST = "shardopt.cost"
@@ -126,7 +126,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
 def _unproven(module: ir.Module, meshes: dict[str, Mesh]) -> list[Violation]:
     """Values that are unreduced without reason (`shardopt.forms.unreduced_proof`)."""
     fragments = list(operations(module.operation, ("mpmd.fragment",)))
-    if not any(map(_has_unreduced, fragments)):  # most modules: spare them the sharding rules
+    if not any(map(has_unreduced, fragments)):  # most modules: spare them the sharding rules
         return []
     with sharding_rules(module):
         return [
@@ -134,12 +134,6 @@ def _unproven(module: ir.Module, meshes: dict[str, Mesh]) -> list[Violation]:
             for fragment in fragments
             for each in unproven(fragment, meshes[_mesh_name(fragment)])
         ]
-
-
-def _has_unreduced(fragment: ir.Operation) -> bool:
-    return any(map(_is_unreduced, (*fragment.operands, *fragment.results))) or any(
-        map(says_unreduced, operations(fragment))
-    )
 
 
 def _of_plain(module: ir.Module, main: ir.Operation) -> Iterator[Violation]:
@@ -171,25 +165,8 @@ def _of_function(function: ir.Operation, meshes: dict[str, Mesh]) -> Iterator[Vi
         for message in _of_type(argument.type, meshes):
             yield Violation(function, f"argument {number} of '@{symbol_name(function)}': {message}")
     if symbol_name(function) == "main":
-        yield from _of_ends(function, block)
+        yield from (Violation(function, message) for message in unsummed_ends(function))
     yield from _of_block(block, meshes)
-
-
-def _of_ends(main: ir.Operation, block: ir.Block) -> Iterator[Violation]:
-    """A program takes and returns whole values, not terms of sums."""
-    for what, values in (("argument", block.arguments), ("result", terminator(block).operands)):
-        for number, value in enumerate(values):
-            if _is_unreduced(value):
-                message = (
-                    f"{what} {number} of '@main': expected a value that is summed up, "
-                    f"found {value.type}"
-                )
-                yield Violation(main, message)
-
-
-def _is_unreduced(value: ir.Value) -> bool:
-    sharding = parse_mesh_tensor(value.type).sharding if is_mesh_tensor(value.type) else None
-    return sharding is not None and bool(sharding.unreduced)
 
 
 def _of_block(block: ir.Block, meshes: dict[str, Mesh]) -> Iterator[Violation]:
@@ -201,7 +178,7 @@ def _of_block(block: ir.Block, meshes: dict[str, Mesh]) -> Iterator[Violation]:
         if op.name == "mpmd.fragment":
             yield from _of_fragment(op, meshes)
         elif op.name == "mpmd.transfer" and (
-            _is_unreduced(op.operands[0]) or _is_unreduced(op.results[0])
+            is_unreduced(op.operands[0]) or is_unreduced(op.results[0])
         ):
             yield Violation(
                 op, f"expected a transfer of a value that is summed up, found {op.operands[0].type}"

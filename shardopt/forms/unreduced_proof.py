@@ -9,72 +9,85 @@ word. So each result that says so must be one of
 * zeros.
 
 This looks at one operation at a time, from its operands' shardings as they are written. Values that
-cross the border of a fragment have theirs in their types, those of a function in its attributes,
-which have to agree with what is inside."""
+cross the border of a fragment have theirs in their types, which have to agree with what is inside.
+So have those of the call of a function."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.mpmd import parse_mesh_tensor
+from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
 from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple
 from shardopt.extract.op_graph import GraphReader
 from shardopt.graph.linear_ops import leaves_terms, linear_modes, plain_zeros
 from shardopt.graph.op_graph import MARKER, Op
 from shardopt.ir.loops import CONTROL_FLOW
-from shardopt.ir.rewriting import operations
+from shardopt.ir.rewriting import operations, terminator
 from shardopt.mesh.mesh import Mesh, Sharding
 
 
-def unproven(fragment: ir.Operation, mesh: Mesh) -> Iterator[tuple[ir.Operation, str]]:
-    """Operations with a result that is unreduced without reason, in program order, and what was
-    expected. Every annotation of the fragment must read; to be called inside of `sharding_rules`.
-    """
-    arguments, results = (
-        [parse_mesh_tensor(value.type).sharding for value in values]
-        for values in (fragment.operands, fragment.results)
+def has_unreduced(op: ir.Operation, function: ir.Operation | None = None) -> bool:
+    """Whether anything of a fragment, or of the call of a `function`, says that it is unreduced."""
+    return any(map(is_unreduced, (*op.operands, *op.results))) or any(
+        map(_says_unreduced, operations(function or op))
     )
-    yield from _Proof(fragment, mesh, arguments, results).errors()
 
 
-def unproven_in_function(
-    function: ir.Operation,
-    mesh: Mesh,
-    arguments: Sequence[Sharding | None],
-    results: Sequence[Sharding | None],
+def unproven(
+    op: ir.Operation, mesh: Mesh, function: ir.Operation | None = None
 ) -> Iterator[tuple[ir.Operation, str]]:
-    """As `unproven`, of a function of one block with these shardings at its border."""
-    yield from _Proof(function, mesh, arguments, results).errors()
+    """Operations with a result that is unreduced without reason, in program order, and what was
+    expected: in a fragment, or in the `function` that `op` calls. Every annotation inside must
+    read; to be called inside of `sharding_rules`."""
+    yield from _Proof(op, mesh, function or op).errors()
 
 
-def says_unreduced(op: ir.Operation) -> bool:
+def is_unreduced(value: ir.Value) -> bool:
+    """Whether the type of a value on a mesh says so."""
+    return bool(_axes_of(value))
+
+
+def unsummed_ends(main: ir.Operation) -> Iterator[str]:
+    """A program takes and returns whole values, not terms of sums: what departs from that."""
+    block = main.regions[0].blocks[0]
+    for what, values in (("argument", block.arguments), ("result", terminator(block).operands)):
+        for number, value in enumerate(values):
+            if is_unreduced(value):
+                yield (
+                    f"{what} {number} of '@main': expected a value that is summed up, "
+                    f"found {value.type}"
+                )
+
+
+def _axes_of(value: ir.Value) -> tuple[str, ...]:
+    """Those along which a value on a mesh is unreduced."""
+    sharding = parse_mesh_tensor(value.type).sharding if is_mesh_tensor(value.type) else None
+    return () if sharding is None else sharding.unreduced
+
+
+def _says_unreduced(op: ir.Operation) -> bool:
     """Whether the annotation of an operation calls a result of it unreduced."""
     return MHLO_SHARDING in op.attributes and "unreduced" in str(op.attributes[MHLO_SHARDING])
 
 
 class _Proof:
-    def __init__(
-        self,
-        owner: ir.Operation,
-        mesh: Mesh,
-        arguments: Sequence[Sharding | None],
-        results: Sequence[Sharding | None],
-    ) -> None:
-        self.owner, self.results = owner, results
+    def __init__(self, op: ir.Operation, mesh: Mesh, owner: ir.Operation) -> None:
+        """The border is that of `op`, what is inside of it is inside of `owner`."""
+        self.op, self.owner = op, owner
         block = owner.regions[0].blocks[0]
         *body, self.end = (view.operation for view in block.operations)
         self.reader = GraphReader()
         self.reader.add_ops(body)
         self.zeros = plain_zeros(self.reader.graph())
         self.shardings: dict[int, Sharding] = {}
-        for argument, sharding in zip(block.arguments, arguments, strict=True):
-            self._note(argument, sharding)
-        for op in body:
-            if MHLO_SHARDING in op.attributes:
-                texts = split_tuple(ir.StringAttr(op.attributes[MHLO_SHARDING]).value)
-                for text, result in zip(texts, op.results, strict=True):
+        for operand, argument in zip(op.operands, block.arguments, strict=True):
+            self._note(argument, parse_mesh_tensor(operand.type).sharding)
+        for inner in body:
+            if MHLO_SHARDING in inner.attributes:
+                texts = split_tuple(ir.StringAttr(inner.attributes[MHLO_SHARDING]).value)
+                for text, result in zip(texts, inner.results, strict=True):
                     self._note(result, from_mhlo(text, ir.RankedTensorType(result.type).rank, mesh))
 
     def _note(self, value: ir.Value, sharding: Sharding | None) -> None:
@@ -88,13 +101,13 @@ class _Proof:
                 for axis in self._axes(tensor):
                     if not self._makes_terms(op, axis):
                         yield handle, _expected(handle, axis)
-        for number, (value, sharding) in enumerate(
-            zip(self.end.operands, self.results, strict=True)
+        for number, (value, result) in enumerate(
+            zip(self.end.operands, self.op.results, strict=True)
         ):
             tensor = self.reader.tensor(value)
-            for axis in () if sharding is None else sharding.unreduced:
+            for axis in _axes_of(result):
                 if axis not in self._axes(tensor) and tensor not in self.zeros:
-                    kind = "fragment" if self.owner.name == "mpmd.fragment" else "function"
+                    kind = "fragment" if self.op == self.owner else "function"
                     yield (
                         self.owner,
                         f"result {number} is unreduced along '{axis}' and what the {kind} "
@@ -139,7 +152,7 @@ class _Proof:
 def _in_regions(op: ir.Operation) -> Iterator[tuple[ir.Operation, str]]:
     """Loops and branches hold whole values only: nobody takes a sum across their borders."""
     for inner in operations(op) if op.name in CONTROL_FLOW else ():
-        if says_unreduced(inner):
+        if _says_unreduced(inner):
             yield inner, f"expected a reduced value inside of '{op.name}', found an unreduced one"
 
 

@@ -197,6 +197,16 @@ def named(entries: ir.DictAttr) -> list[ir.NamedAttribute]:
     return [entries[k] for k in range(len(entries))]
 
 
+def is_inside(op: ir.Operation, roots: Collection[ir.Operation]) -> bool:
+    """Whether one of the roots holds the operation in its regions."""
+    parent = op.parent
+    while parent is not None:
+        if parent.operation in roots:
+            return True
+        parent = parent.operation.parent
+    return False
+
+
 def end_of(block: ir.Block) -> ir.Operation:
     return terminator(block)
 
@@ -211,17 +221,8 @@ def _unread(root: ir.Operation) -> list[ir.Operation]:
 
 def _outermost(chosen: Sequence[ir.Operation]) -> list[ir.Operation]:
     """Those that no other holds in its regions: erasing one takes what is inside along."""
-    inside = set(chosen)
-
-    def is_inside(op: ir.Operation) -> bool:
-        parent = op.parent
-        while parent is not None:
-            if parent.operation in inside:
-                return True
-            parent = parent.operation.parent
-        return False
-
-    return [op for op in chosen if not is_inside(op)]
+    roots = set(chosen)
+    return [op for op in chosen if not is_inside(op, roots)]
 
 
 def _root(op: ir.Operation) -> ir.Operation:

@@ -25,6 +25,7 @@ from shardopt.reduce.edits import (
     drop_ops,
     end_of,
     entry,
+    is_inside,
     is_read,
 )
 
@@ -46,7 +47,7 @@ class DropFunctions:
         calls = calls_in(subject.module.operation)
         for name in sorted(names):
             for call in calls.get(name, []):
-                if not _is_inside(call, victims):
+                if not is_inside(call, victims):
                     drop_op(call, stand_ins)
         stand_ins.finish()
         for each in victims:
@@ -195,12 +196,3 @@ def _is_splat(op: ir.Operation) -> bool:
     if isinstance(op.attributes["value"], ir.DenseResourceElementsAttr):
         return False
     return is_splat(op)
-
-
-def _is_inside(op: ir.Operation, roots: list[ir.Operation]) -> bool:
-    parent = op.parent
-    while parent is not None:
-        if parent.operation in roots:
-            return True
-        parent = parent.operation.parent
-    return False

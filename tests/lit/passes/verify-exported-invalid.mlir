@@ -41,6 +41,8 @@
 // RUN: not shardopt-opt %t.readers --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=READERS
 // RUN: sed -e '/stablehlo.multiply/s/{replicated}/{unreduced}/' %t.mlir > %t.terms
 // RUN: not shardopt-opt %t.terms --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=TERMS
+// RUN: sed -e 's/<@m1, \[{}, {}\]>/<@m1, [{}, {}], unreduced={"x"}>/g' -e '/private @stage1/s/{replicated}/{unreduced}/g' %t.mlir > %t.whole
+// RUN: not shardopt-opt %t.whole --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=WHOLE
 // RUN: sed -e '/stablehlo.multiply/s/{replicated}/{devices=[2]<=[2]}/' %t.mlir > %t.rank
 // RUN: not shardopt-opt %t.rank --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=RANK
 // RUN: sed -e 's/iterations = 2/iterations = 70000/' %t.mlir > %t.iterations
@@ -68,4 +70,7 @@
 // READERS: error: carried value 0 is written by bwd of stage 0 but read by fwd of stage 0: the schedule may run them in another order
 // ITERATIONS: error: expected 1 to 65536 iterations, found 70000
 // TERMS: :{{[0-9]+}}:{{[0-9]+}}: error: 'stablehlo.multiply' has a result that is unreduced along 'x': expected an operand that is split along 'x' on a contracted dimension
+// WHOLE: error: argument 1 of '@main': expected a value that is summed up, found !mpmd.mesh_tensor<"m1", tensor<4x4xf32>, sharding=<@m1, [{}, {}], unreduced={"x"}>>
+// WHOLE: note: result 1 of '@main': expected a value that is summed up
+// WHOLE: note: expected a transfer of a value that is summed up
 // RANK: error: expected tiles of a tensor of rank 2, found '{devices=[2]<=[2]}'

@@ -172,9 +172,7 @@ class _Search:
             inner -= 0 if missing else plan.peak_bytes - self.limit
             if inner <= 0:
                 break
-        if self.best is not None:
-            return replace(self.best, solution=self._judged(self.best.solution, solution, bound))
-        return self._least(model, proven, bound)
+        return self._ended(model, solution, proven, bound)
 
     def _exactly(self, model: BudgetModel) -> Fit:
         """A small problem with shared steps as they are, and copies that outlive their first reader
@@ -212,8 +210,12 @@ class _Search:
             inner -= 0 if more or longer else plan.peak_bytes - self.limit
             if inner <= 0:
                 break
+        return self._ended(model, solution, proven, bound)
+
+    def _ended(self, model: BudgetModel, last: Solution, proven: bool, bound: float) -> Fit:
+        """The best plan, or the least one where none fits; `proven` says that none can."""
         if self.best is not None:
-            return replace(self.best, solution=self._judged(self.best.solution, solution, bound))
+            return replace(self.best, solution=self._judged(self.best.solution, last, bound))
         return self._least(model, proven, bound)
 
     def _is_close(self, bound: float) -> bool:
