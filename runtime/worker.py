@@ -84,8 +84,8 @@ class Worker:
         self.program = program
         self._site, self._options = site, options
         self._attached: dict[str, tuple[Worker, tuple[tuple[int, int], ...]]] = {}
-        # The program that runs, of this worker's or of those attached to it, and its name there.
-        self._active, self._active_name = self, ""
+        # What runs of those attached to it, and its name there.
+        self._active: tuple[str, Worker] | None = None
         self._position = site.position
         self._busy, self._since = False, monotonic()
         faulty = FaultyTransport(site.transport) if options.faults else None
@@ -173,8 +173,9 @@ class Worker:
 
     def where(self) -> WorkerStatus:
         """Where the worker stands; may be called from any thread."""
-        if self._active is not self:
-            return {**self._active.where(), "program": self._active_name}
+        # Read once: the worker's own thread writes it.
+        if (active := self._active) is not None:
+            return {**active[1].where(), "program": active[0]}
         return worker_status(
             self._context, unpack_position(self._position[0])[1], self._since, self._busy
         )
@@ -231,11 +232,11 @@ class Worker:
         worker, buffers = self._attached[name]
         for target, source in buffers:
             worker._context.buffers[target] = self._context.buffers[source]
-        self._active_name, self._active = name, worker
+        self._active = name, worker
         try:
             return getattr(worker, method)(*arguments)
         finally:
-            self._active = self
+            self._active = None
             for target, _ in buffers:  # the next step of this worker may consume them
                 worker._context.buffers[target] = None
 
@@ -250,12 +251,15 @@ class Worker:
     def close(self) -> None:
         for worker, _ in self._attached.values():
             worker._context.sender.close()
+            worker._actions.clear()
         self._transport.close()  # first: it ends a SEND that is stuck
         self._context.sender.close()
         if self._context.links is not None:
             self._context.links.close()
         if self._recorder is not None:
             self._recorder.close()
+        # Two of them are methods of this worker: with these it would outlive whoever drops it.
+        self._actions.clear()
 
     def _set(self, buffer: int, parts: Parts) -> None:
         shards = self._context.tiling(buffer).spread(parts)

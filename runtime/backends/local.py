@@ -11,6 +11,7 @@ import numpy as np
 
 from shardopt.runtime.backends.gather import GRACE_SECONDS, gather
 from shardopt.runtime.backends.thread import WorkerThread
+from shardopt.runtime.devices.clients import end_unused_clients
 from shardopt.runtime.errors import FailureKind, MeshError
 from shardopt.runtime.health.limits import DEFAULT_LIMITS, Limits
 from shardopt.runtime.health.watch import Watch
@@ -95,16 +96,16 @@ class LocalBackend:
         return {name: worker.where() for name, worker in self._workers.items()}
 
     def close(self) -> None:
-        for worker in self._workers.values():
-            # A thread that waits for a message never comes to the end of its tasks.
-            worker.cancel("the run is closed")
+        # A thread that waits for a message never comes to the end of its tasks.
+        self._cancel_all("the run is closed")
         ended = [
             thread.close(0 if name in self._stuck else GRACE_SECONDS)
             for name, thread in self._threads.items()
         ]
         if all(ended):  # a thread that never ends keeps what it uses
-            for worker in self._workers.values():
-                worker.close()
+            while self._workers:  # whoever holds the closed run holds none of them
+                self._workers.popitem()[1].close()
+            end_unused_clients()
 
     def _cancel_all(self, reason: str) -> None:
         for worker in self._workers.values():

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from jax._src import named_sharding, sharding
 from jaxlib import _jax, utils
 from jaxlib import xla_client as xc
 
@@ -28,9 +29,8 @@ _PATIENCE_SECONDS = 10**6
 _ERRORS_ONLY = 2
 _DEVICES_PER_PROCESS = 2048  # XLA numbers CPU device d of process p as 2048 p + d
 
-# A client and its devices refer to each other: only a garbage collection ends one that nobody uses,
-# and its threads, 16 for four devices on four cores. Python collects by numbers of objects, of
-# which clients are few, so a process that opened many would end for want of threads.
+# Python collects by numbers of objects, of which clients are few: a process that opened many and
+# closed none of them would end for want of threads.
 _CLIENTS_BETWEEN_COLLECTIONS = 64
 _clients = count(1)
 
@@ -87,10 +87,22 @@ def free_address(host: str) -> str:
 def unshared_devices(number: int) -> Devices:
     """Host devices of a client of their own."""
     if next(_clients) % _CLIENTS_BETWEEN_COLLECTIONS == 0:
-        gc.collect()
+        end_unused_clients()
     client: Any = xc.make_cpu_client(num_devices=number)
     devices = list(client.devices())
     return Devices(devices, devices)
+
+
+def end_unused_clients() -> None:
+    """End the clients of devices that nobody holds, and their threads, 16 for four devices on four
+    cores."""
+    # JAX keeps what it found out of thousands of shardings, and with each its devices. All of it is
+    # found out again when it is needed.
+    for value in (*vars(named_sharding).values(), *vars(sharding).values()):
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
+    # A client and its devices refer to each other: nothing else ends one.
+    gc.collect()
 
 
 def shared_devices(world: World, here: Host) -> Devices:

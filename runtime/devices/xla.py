@@ -10,6 +10,7 @@ fresh memory only, because an aligned numpy array is aliased rather than copied.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -88,6 +89,7 @@ class XlaMesh:
         self.mesh = mesh
         self._chosen = devices
         self._layouts: dict[TensorSpec, _Layout] = {}
+        self._listing = threading.Lock()
 
     @cached_property
     def _opened(self) -> Devices:
@@ -199,8 +201,11 @@ class XlaMesh:
 
     def device_shards(self, array: DeviceArray) -> Sequence[Any]:
         """The arrays of this process's devices, in mesh order, which may still be being
-        computed."""
-        shards: Sequence[Any] = array._arrays
+        computed. Any thread may ask."""
+        # jaxlib makes the list when it is first asked for, and gives way to other threads in the
+        # middle: two that send one array would see half of it, or all shards twice.
+        with self._listing:
+            shards: Sequence[Any] = array._arrays
         return shards
 
     def ordinals(self) -> list[int]:
@@ -225,7 +230,7 @@ class XlaMesh:
 
         While a view lives, donating the array copies it silently: drop views early.
         """
-        return [np.asarray(shard) for shard in array._arrays]
+        return [np.asarray(shard) for shard in self.device_shards(array)]
 
     def live_bytes(self) -> int:
         """Bytes that a device of the mesh holds in arrays that are alive, whoever keeps them."""
