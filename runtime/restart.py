@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.run import Outputs, Run
 from shardopt.runtime.state.checkpoint_folder import find_checkpoint, newest
+from shardopt.runtime.state.places import Place
 from shardopt.support.errors import UserError
 
 # After so many in a row it is the state that is damaged, not what the steps were given.
@@ -31,23 +31,23 @@ class Recovery:
     that this one starts at, `resumed` of the checkpoint and step that the first start begins at,
     `left_out`, in words, of steps that do not count."""
 
-    checkpoints: Path | None = None
+    checkpoints: Place | None = None
     resume: bool = False
     restarts: int = 0
     notice: Callable[[MeshError, int], None] = lambda error, step: None
-    source: Path | None = None
-    resumed: Callable[[Path, int], None] = lambda checkpoint, step: None
+    source: Place | None = None
+    resumed: Callable[[Place, int], None] = lambda checkpoint, step: None
     left_out: Callable[[str], None] = lambda text: None
 
-    def first(self) -> Path | None:
+    def first(self) -> Place | None:
         """Where the first start begins."""
         return self._newest() if self.resume and self.source is None else self.source
 
-    def later(self) -> Path | None:
+    def later(self) -> Place | None:
         """Where other starts begin."""
         return self._newest() or self.first()
 
-    def _newest(self) -> Path | None:
+    def _newest(self) -> Place | None:
         return None if self.checkpoints is None else newest(self.checkpoints)
 
 

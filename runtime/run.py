@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol, overload
@@ -29,6 +28,7 @@ from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.state.initializers import Initializer
 from shardopt.runtime.state.ownership import state_arguments
 from shardopt.runtime.state.periodic import PeriodicCheckpoints
+from shardopt.runtime.state.places import Where, place
 from shardopt.runtime.state.run_state import RunState, ShardMaker
 from shardopt.runtime.tracing.spans import Span, spans_of
 from shardopt.runtime.tracing.watchdog import Watchdog, report
@@ -131,23 +131,23 @@ class Run:
         self._state.initialize(module, numbers, arguments)
         self._missing -= set(numbers)
 
-    def restore(self, path: Path, numbers: Sequence[int] | None = None) -> None:
+    def restore(self, path: Where, numbers: Sequence[int] | None = None) -> None:
         """Go on from a checkpoint, or from the newest in a folder of them, of this plan or another
-        one of the model.
+        one of the model; here, or at the address of a store.
 
         By default all state is read, and `steps_done` becomes the checkpoint's; `numbers` are only
         read (weights of an evaluation step, say). Raises UserError, with nothing changed unless a
         file is damaged; MeshError."""
-        step = self._state.restore(path, numbers)
+        step = self._state.restore(place(path), numbers)
         if numbers is None:
             self.steps_done = step
         self._missing -= set(state_arguments(self.program) if numbers is None else numbers)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Where) -> None:
         """Write the state to a new folder, from which `restore` reads. Raises UserError,
         MeshError."""
         self._need_arguments()
-        self._state.save(path, self.steps_done)
+        self._state.save(place(path), self.steps_done)
 
     def step(
         self,

@@ -18,13 +18,13 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shardopt.dialect.dtypes import MLIR_NAMES, numpy_dtype
 from shardopt.forms.exported_program import Slice
+from shardopt.runtime.state.places import Place, read_text
 from shardopt.support.errors import UserError
 
 MANIFEST_NAME = "manifest.json"
@@ -82,12 +82,12 @@ def manifest_text(manifest: Manifest) -> str:
     return json.dumps({**content, "crc32": _checksum(content)}) + "\n"
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Place) -> Manifest:
     """The manifest of a checkpoint, fully checked. Raises UserError that names the file and what is
     wrong with it."""
     path = folder / MANIFEST_NAME
     try:
-        return _parse(json.loads(path.read_text("utf-8")))
+        return _parse(json.loads(read_text(path)))
     except OSError as error:
         raise UserError(f"cannot read checkpoint '{path}': {error.strerror or error}") from error
     except RecursionError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from shardopt.runtime.state.checkpoint_folder import (
@@ -15,6 +14,7 @@ from shardopt.runtime.state.checkpoint_folder import (
     checkpoints,
 )
 from shardopt.runtime.state.manifest import Manifest
+from shardopt.runtime.state.places import Place, Where, place
 from shardopt.support.errors import UserError
 
 
@@ -24,7 +24,8 @@ def _warn(message: str) -> None:
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """A checkpoint in `folder` after every `every` steps, of which the newest `keep` stay.
+    """A checkpoint in `folder`, a path or the address of a store (`s3://bucket/run`), after every
+    `every` steps, of which the newest `keep` stay.
 
     In the `background`, workers copy their state, and steps go on while the copies are written: a
     checkpoint is there some steps later, at the latest when the next one is begun or the run ends.
@@ -32,7 +33,7 @@ class CheckpointOptions:
     checkpoints that could not be written, which ends no run; by default they are a
     RuntimeWarning."""
 
-    folder: str | Path
+    folder: Where
     every: int
     keep: int = 3
     background: bool = True
@@ -51,7 +52,7 @@ class SavedState(Protocol):
     """What `RunState` does for a checkpoint."""
 
     def start_saving(
-        self, folder: Path, *, background: bool = False, finite: bool = False
+        self, folder: Place, *, background: bool = False, finite: bool = False
     ) -> None: ...
 
     def saved(self, step: int, *, wait: bool = True) -> Manifest | None: ...
@@ -63,19 +64,19 @@ class PeriodicCheckpoints:
 
     def __init__(self, options: CheckpointOptions) -> None:
         self._options = options
-        self._folder = CheckpointFolder(Path(options.folder), options.keep)
+        self._folder = CheckpointFolder(place(options.folder), options.keep)
         for path in self._folder.incomplete():
             options.notice(f"'{path}' has no manifest: it is no checkpoint, and left out")
         self._begun = False
         # Steps done, and where the workers write.
-        self._writing: tuple[int, Path] | None = None
+        self._writing: tuple[int, Place] | None = None
 
     def before_step(self, steps_done: int) -> None:
         """Raises UserError where the first step would start behind what has been reached: two
         histories would mix."""
         if self._begun:
             return
-        complete = checkpoints(Path(self._options.folder))
+        complete = checkpoints(self._folder.folder)
         if complete and complete[-1][0] > steps_done:
             raise UserError(
                 f"'{self._options.folder}' holds a checkpoint of step {complete[-1][0]}, this run "
@@ -95,7 +96,7 @@ class PeriodicCheckpoints:
         self.before_step(steps_done)
         self.settle(state)
         # A run that has resumed from it and done nothing since has it, too.
-        if all(step != steps_done for step, _ in checkpoints(Path(self._options.folder))):
+        if all(step != steps_done for step, _ in checkpoints(self._folder.folder)):
             self._begin(steps_done, state)
             self.settle(state)
 
@@ -112,7 +113,7 @@ class PeriodicCheckpoints:
     def _begin(self, steps_done: int, state: SavedState) -> None:
         self.settle(state)
         try:
-            writing = self._folder.begin()
+            writing = self._folder.begin(steps_done)
         except NotWritten as error:
             self._tell(error)
             return
@@ -133,6 +134,10 @@ class PeriodicCheckpoints:
         except NotWritten as error:
             abandon(writing)
             self._tell(error)
+        except UserError:
+            self._writing = None  # told once
+            abandon(writing)
+            raise
         except BaseException:
             abandon(writing)
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,16 @@ from shardopt.runtime.state.checkpoint_folder import (
     NotWritten,
     abandon,
     begin,
+    check_new,
     commit,
+    file_name,
     find_checkpoint,
 )
 from shardopt.runtime.state.init_functions import split_init_function
 from shardopt.runtime.state.initializers import Initializer
 from shardopt.runtime.state.manifest import Manifest, StoredArray, StoredShard
 from shardopt.runtime.state.ownership import state_arguments, state_keys
+from shardopt.runtime.state.places import Place
 from shardopt.support.errors import UserError
 
 # Calls a method of `WorkerState` on some workers at once: (method, arguments by worker) -> answers
@@ -44,7 +46,9 @@ class RunState:
         self._call = call
         self._keys = state_keys(program.arguments)
 
-    def start_saving(self, folder: Path, *, background: bool = False, finite: bool = False) -> None:
+    def start_saving(
+        self, folder: Place, *, background: bool = False, finite: bool = False
+    ) -> None:
         """Have all workers write their shards of the state to `folder`, of what it is now; in the
         background, the next step need not wait for that. With `finite`, numbers that are not
         finite count as not written.
@@ -57,7 +61,7 @@ class RunState:
         places = {
             worker: (
                 str(folder),
-                f"{worker.replace('/', '.')}.bin",
+                file_name(folder, worker),
                 {number: self._keys[number] for number in state if number in homes},
                 background,
                 finite,
@@ -96,12 +100,11 @@ class RunState:
         found = {number for each in self._call("nonfinite", calls).values() for number in each}
         return tuple(self._keys[number] for number in state if number in found)
 
-    def save(self, path: Path, step: int) -> None:
+    def save(self, path: Place, step: int) -> None:
         """Write one checkpoint to the folder `path`, which must not exist. Raises UserError,
         MeshError."""
-        if path.exists():
-            raise UserError(f"'{path}' exists already: checkpoints are never overwritten")
-        writing = begin(path.absolute().parent)
+        check_new(path)
+        writing = begin(path)
         try:
             self.start_saving(writing)
             manifest = self.saved(step)
@@ -111,7 +114,7 @@ class RunState:
             raise
         commit(writing, path, manifest)
 
-    def restore(self, path: Path, numbers: Sequence[int] | None = None) -> int:
+    def restore(self, path: Place, numbers: Sequence[int] | None = None) -> int:
         """Read arguments, by default the state, from a checkpoint or the newest one in a folder;
         its step.
 
@@ -213,7 +216,7 @@ class RunState:
             tuple(sorted(shards, key=lambda each: each.slice)),
         )
 
-    def _check_stored(self, folder: Path, number: int, stored: StoredArray | None) -> None:
+    def _check_stored(self, folder: Place, number: int, stored: StoredArray | None) -> None:
         spec, key = self._program.arguments[number].value.spec, self._keys[number]
         if stored is None:
             raise UserError(

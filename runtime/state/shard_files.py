@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import zlib
 from math import prod
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -15,6 +14,7 @@ from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.forms.exported_program import Slice
 from shardopt.forms.reshard_steps import intersect
 from shardopt.runtime.state.manifest import BLOCK_BYTES, StoredArray, StoredShard, shard_bytes
+from shardopt.runtime.state.places import Place, RemoteFile, create_file, read_range
 from shardopt.support.errors import UserError
 
 _ALIGNMENT = 64  # shards start where a memory map of the file would give aligned arrays
@@ -24,16 +24,16 @@ class ShardWriter:
     """A new file of shards; a context manager. What it holds is on the disk when the block ends
     without an error."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Place, name: str) -> None:
         self._name = name
-        self._file = (folder / name).open("xb")
+        self._file = create_file(folder / name)
 
     def add(self, slice_: Slice, shard: np.ndarray) -> StoredShard:
         """Append the shard's bytes. Raises OSError."""
         data = np.ascontiguousarray(shard).reshape(-1).view(np.uint8).data
         offset = self._file.tell()
         if data:  # nothing may start behind the end of the file
-            offset = self._file.seek(-(-offset // _ALIGNMENT) * _ALIGNMENT)
+            offset += self._file.write(bytes(-offset % _ALIGNMENT))
         blocks = [data[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES)]
         for block in blocks:
             self._file.write(block)
@@ -48,13 +48,13 @@ class ShardWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._file:
-            if error is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
+        with self._file as file:
+            if error is None and not isinstance(file, RemoteFile):
+                file.flush()
+                os.fsync(file.fileno())
 
 
-def read_slice(folder: Path, array: StoredArray, slice_: Slice) -> np.ndarray:
+def read_slice(folder: Place, array: StoredArray, slice_: Slice) -> np.ndarray:
     """The elements of a global slice, in new memory; reads only rows of shards that meet it.
 
     Raises UserError that names the file and the array when bytes are missing or do not have their
@@ -73,7 +73,7 @@ def read_slice(folder: Path, array: StoredArray, slice_: Slice) -> np.ndarray:
     return elements
 
 
-def _read_rows(folder: Path, array: StoredArray, shard: StoredShard, slice_: Slice) -> np.ndarray:
+def _read_rows(folder: Place, array: StoredArray, shard: StoredShard, slice_: Slice) -> np.ndarray:
     """`slice_` of one shard, which holds it: the rows of the first dimension are read and checked,
     the rest cut out."""
     dtype = numpy_dtype(array.dtype)
@@ -91,26 +91,24 @@ def _read_rows(folder: Path, array: StoredArray, shard: StoredShard, slice_: Sli
     return rows[(slice(None), *rest)]
 
 
-def _read(folder: Path, array: StoredArray, shard: StoredShard, begin: int, end: int) -> memoryview:
+def _read(
+    folder: Place, array: StoredArray, shard: StoredShard, begin: int, end: int
+) -> memoryview:
     """Bytes `begin` to `end` of a shard; every block they touch is read and compared with its
     checksum."""
     size = shard_bytes(shard.slice, array.dtype)
     first, last = begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)
-    data = bytearray(min(last * BLOCK_BYTES, size) - first * BLOCK_BYTES)
-    view, path = memoryview(data), folder / shard.file
+    length = min(last * BLOCK_BYTES, size) - first * BLOCK_BYTES
+    path, start = folder / shard.file, shard.offset + first * BLOCK_BYTES
     try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(shard.offset + first * BLOCK_BYTES)
-            filled = 0
-            while filled < len(data) and (count := file.readinto(view[filled:])):
-                filled += count
+        view = read_range(path, start, start + length)
     except OSError as error:
         raise UserError(
             f"checkpoint '{path}': cannot read '{array.name}': {error.strerror or error}"
         ) from error
-    if filled < len(data):
+    if len(view) < length:
         raise UserError(
-            f"checkpoint '{path}': '{array.name}' ends {len(data) - filled} bytes too early"
+            f"checkpoint '{path}': '{array.name}' ends {length - len(view)} bytes too early"
         )
     for block in range(first, last):
         start = (block - first) * BLOCK_BYTES

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from shardopt.runtime.actions.context import Context
 from shardopt.runtime.state.initializers import Initializer, fill
 from shardopt.runtime.state.manifest import read_manifest
 from shardopt.runtime.state.ownership import owned_slices
+from shardopt.runtime.state.places import Place, place
 from shardopt.runtime.state.shard_files import ShardWriter, read_slice
 
 Shards = tuple[tuple[Slice, str, int, tuple[int, ...]], ...]  # fields of StoredShard
@@ -48,7 +48,7 @@ class WorkerState:
             for slice_, shard in self._owned(number)
         )
         self._saving = Future()
-        write = partial(_write_shards, Path(folder), file, keys, shards, finite)
+        write = partial(_write_shards, place(folder), file, keys, shards, finite)
         if background:
             # A disk that never answers must not keep the process alive.
             threading.Thread(
@@ -72,9 +72,9 @@ class WorkerState:
     def restore(self, folder: str, keys: Mapping[int, str]) -> None:
         """Read this worker's shards of arguments, by their names in the checkpoint. Raises
         UserError for damage."""
-        stored = {array.name: array for array in read_manifest(Path(folder)).arrays}
+        stored = {array.name: array for array in read_manifest(place(folder)).arrays}
         for number, key in keys.items():
-            self._make(number, partial(read_slice, Path(folder), stored[key]))
+            self._make(number, partial(read_slice, place(folder), stored[key]))
 
     def fill(self, initializers: Mapping[int, tuple[str, str, float, float, int]]) -> None:
         """Compute this worker's shards of arguments from a name and the fields of a `Initializer`
@@ -161,7 +161,7 @@ class WorkerState:
 
 
 def _write_shards(
-    folder: Path,
+    folder: Place,
     file: str,
     keys: Mapping[int, str],
     shards: deque[tuple[int, Slice, np.ndarray]],

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -101,12 +100,12 @@ class Session:
     def load(self, path: str | os.PathLike[str]) -> list[StateArray]:
         """The state of a checkpoint, or of the newest in a folder, of any plan of the model: what
         the donated arguments are to be, leaf by leaf. Raises UserError, MeshError."""
-        self.run.restore(Path(path))
+        self.run.restore(path)
         return self._hold_state()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a new folder. Raises UserError, MeshError."""
-        self.run.save(Path(path))
+        self.run.save(path)
 
     def close(self) -> None:
         self.run.close()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardopt.runtime.state.places import Place, place
 from shardopt.support.errors import UserError
 from shardopt.tools.common import count
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 def add_checkpoints(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint-dir",
-        type=Path,
+        type=place,
         metavar="DIR",
-        help="write the state there, and find it there",
+        help="write the state there, and find it there: a folder, or the address of a store, "
+        "s3://bucket/run",
     )
     parser.add_argument(
         "--checkpoint-every", type=count, metavar="K", help="after every K steps (default 1)"
@@ -33,7 +34,7 @@ def add_checkpoints(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--resume-from",
-        type=Path,
+        type=place,
         metavar="PATH",
         help="go on from this checkpoint, or from the newest in this folder",
     )
@@ -85,7 +86,7 @@ def tell_restart(error: MeshError, step: int) -> None:
     print(f"note: starting again from step {step}", file=sys.stderr)
 
 
-def tell_resumed(checkpoint: Path, step: int) -> None:
+def tell_resumed(checkpoint: Place, step: int) -> None:
     print(f"note: going on from '{checkpoint}', at step {step}", file=sys.stderr)
 
 

@@ -23,7 +23,7 @@ def main(path: Path) -> None:
     step = done[-1] if done else 0
     while True:
         step += 1
-        writing, shards = folder.begin(), []
+        writing, shards = folder.begin(step), []
         for half in range(2):
             with ShardWriter(writing, f"m{half}.bin") as writer:
                 slice_ = ((2 * half, 2 * half + 2), (0, SHAPE[1]))

@@ -215,7 +215,7 @@ def test_damaged_manifests_are_one_error(
 
 
 def _write_step(folder: CheckpointFolder, step: int) -> Path:
-    writing = folder.begin()
+    writing = folder.begin(step)
     stored = write(
         writing, "w", np.full(6, step), Mesh("m", (("x", 2),), (0, 1)), Sharding((("x",),))
     )
@@ -228,7 +228,7 @@ def test_the_newest_complete_checkpoint_counts_and_old_ones_go(tmp_path: Path) -
         find_checkpoint(folder.folder)
     for step in (2, 4, 6):
         _write_step(folder, step)
-    folder.begin()  # and die
+    folder.begin(step)  # and die
     half = folder.folder / "step-000000000009"
     half.mkdir()
     assert [step for step, _ in checkpoints(folder.folder)] == [4, 6]
@@ -249,7 +249,7 @@ def test_the_newest_complete_checkpoint_counts_and_old_ones_go(tmp_path: Path) -
 
 def test_a_file_that_the_driver_cannot_see_is_named(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep=2)
-    writing = folder.begin()
+    writing = folder.begin(1)
     stored = write(
         writing, "w", np.zeros(6), Mesh("m", (("x", 2),), (0, 1)), Sharding((("x",),)), hosts=2
     )
