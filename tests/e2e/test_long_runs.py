@@ -218,6 +218,47 @@ def test_what_is_not_finite_is_reported_or_ends_the_run_or_is_left_out(
     assert all(row["loss"] > 0 and row["seconds"] > 0 for row in table)
 
 
+def test_metrics_become_curves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As TensorBoard reads them; a run that goes on adds to them, and a loss of NaN is left out."""
+    rows = np.ones((16 * 5, 8), np.float32)
+    rows[16 * 2 + 3, 4] = np.inf
+    np.savez(tmp_path / "a.npz", x=rows, t=np.ones((16 * 5, 4), np.float32))
+    run = ("run", str(MODULE), "--quick-compile", "--data", f"{tmp_path}/a.npz")
+    board = ("--tensorboard", f"{tmp_path}/board", "--checkpoint-dir", f"{tmp_path}/saved")
+    metrics = ("--metrics", f"{tmp_path}/metrics.jsonl")
+    assert main([*run, *board, *metrics, "--steps", "2"]) == 0
+    assert main([*run, *board, *metrics, "--steps", "4", "--resume"]) == 0
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    expected = {
+        (name, row["step"]): pytest.approx(row[name])
+        for row in lines
+        for name in ("loss", "seconds")
+        if row[name] is not None
+    }
+    assert curves(tmp_path / "board") == expected and len(expected) == 7
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    capsys.readouterr()
+    assert main([*run, *board]) == 1
+    assert "needs tensorboardX: pip install 'shardopt[tensorboard]'" in capsys.readouterr().err
+
+
+def curves(folder: Path) -> dict[tuple[str, int], float]:
+    """By name and step; each event is a record of its length, a checksum, itself, and another."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    values = {}
+    for file in sorted(folder.iterdir()):
+        data = file.read_bytes()
+        while data:
+            end = 12 + int.from_bytes(data[:8], "little")
+            event = Event.FromString(data[12:end])
+            values |= {(each.tag, event.step): each.simple_value for each in event.summary.value}
+            data = data[end + 4 :]
+    return values
+
+
 def test_state_that_is_not_finite_becomes_no_checkpoint(tmp_path: Path) -> None:
     notices: list[str] = []
     with start(tmp_path, every=1, finite=True, notice=notices.append) as run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -124,6 +124,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics", type=Path, metavar="FILE", help="append a line of JSON for every step"
     )
+    parser.add_argument(
+        "--tensorboard", type=Path, metavar="DIR", help="write the same for TensorBoard, as curves"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")
     parser.add_argument(
         "--check", action="store_true", help="compare the first step with one device"
@@ -183,7 +186,7 @@ def _run(args: argparse.Namespace) -> int:
 
     stopping = Stopping(args.max_seconds)
     try:
-        with stopping.listening(), open_metrics(args.metrics) as metrics:
+        with stopping.listening(), open_metrics(args.metrics, args.tensorboard) as metrics:
             done = _run_plan(args, stopping, metrics)
     except MeshError as error:
         print(f"shardopt: error: {error}", file=sys.stderr)
@@ -197,7 +200,7 @@ def _run(args: argparse.Namespace) -> int:
     return stopping.exit_code
 
 
-def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Metrics) -> int:
+def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Sequence[Metrics]) -> int:
     """How many steps are done."""
     from shardopt.runtime.driver import open_run
     from shardopt.runtime.inputs import random_inputs
@@ -240,7 +243,8 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Metrics) ->
         def after(run: Run, step: int, outputs: Outputs) -> None:
             scalars = float_scalars(run, outputs)
             _print_step(step, run.step_seconds, scalars)
-            metrics.add(step, run.step_seconds, scalars)
+            for each in metrics:
+                each.add(step, run.step_seconds, scalars)
             advance()
             if step == 0 and args.check:
                 given = [feed(0).get(k, value) for k, value in enumerate(inputs)]
