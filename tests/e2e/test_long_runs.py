@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from exported_model import example, inputs
+from pyarrow import parquet
 
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.restart import LeaveOut, Recovery, run_steps
@@ -23,6 +25,7 @@ from shardopt.runtime.state import shard_files
 from shardopt.runtime.state.checkpoint_folder import checkpoints
 from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
+from shardopt.tools.run.data import open_data
 from shardopt.tools.run.stopping import Stopping
 from shardopt.tools.shardopt import main
 
@@ -76,13 +79,71 @@ def test_batches_come_from_rows_of_files(
 
 
 def test_rows_are_those_of_the_files(tmp_path: Path) -> None:
-    from shardopt.tools.run.data import open_data
-
     rows = write_rows(tmp_path / "rows", (10, 25, 18))
     feed = open_data(str(tmp_path / "rows"), example(), inputs())
     for step in (0, 1, 2, 5, 3):
         first = step % 3 * 16
         np.testing.assert_array_equal(feed(step)[2], rows[first : first + 16])
+
+
+def test_rows_of_parquet_are_those_of_npz(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row groups of 7 in two files; the fourth batch begins again, and one lies across the files."""
+    write_rows(tmp_path / "rows", (25, 28))
+    (tmp_path / "parquet").mkdir()
+    for file in sorted((tmp_path / "rows").iterdir()):
+        arrays = np.load(file)
+        columns = {
+            "x": pa.FixedShapeTensorArray.from_numpy_ndarray(arrays["x"]),
+            "t": pa.array(list(arrays["t"].astype(np.float16))),
+        }
+        path = tmp_path / "parquet" / f"{file.stem}.parquet"
+        parquet.write_table(pa.table(columns), path, row_group_size=7)
+    read = {
+        kind: open_data(str(tmp_path / kind), example(), inputs()) for kind in ("rows", "parquet")
+    }
+    for step in (0, 1, 2, 3, 1):
+        expected, found = (read[kind](step) for kind in ("rows", "parquet"))
+        np.testing.assert_array_equal(expected[2], found[2])
+        np.testing.assert_array_equal(expected[3].astype(np.float16), found[3])
+        assert found[3].dtype == np.float32
+    run = ("run", str(MODULE), "--quick-compile", "--steps", "4", "--data")
+    assert main([*run, str(tmp_path / "parquet")]) == 0
+    np.savez(tmp_path / "parquet" / "c.npz", x=np.zeros((16, 8)))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    capsys.readouterr()
+    for source, message in (
+        ("parquet", "expected .npz files or .parquet files"),
+        ("parquet/0.parquet", "needs pyarrow, to read Parquet: pip install 'shardopt[parquet]'"),
+    ):
+        assert main([*run, str(tmp_path / source)]) == 1
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([[1.0, 2.0]] * 15 + [[1.0]]), "expected rows of one length, found [1, 2]"),
+        (pa.array([1.0] * 15 + [None]), "column 'x' has rows without a value"),
+        (pa.array([[1.0, None]] * 16), "column 'x' has rows without a value"),
+        (pa.array(["one"] * 16), "column 'x': expected numbers, found string"),
+        (pa.array([1.0] * 16), "input 2 'x': expected float32[16, 8]"),
+        (pa.array([], pa.float32()), "has no rows"),
+        (None, "cannot read"),
+    ],
+)
+def test_parquet_that_does_not_fit_is_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], column: pa.Array | None, message: str
+) -> None:
+    path = tmp_path / "a.parquet"
+    if column is None:
+        path.write_bytes(b"PAR1 and no more")
+    else:
+        parquet.write_table(pa.table({"x": column}), path)
+    assert main(["run", str(MODULE), "--quick-compile", "--data", str(path)]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("error:") == 1 and message in captured.err
 
 
 def batches(step: int) -> Iterator[dict[str, np.ndarray]]:

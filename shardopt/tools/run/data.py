@@ -1,8 +1,8 @@
 """`shardopt run --data`: what a step is given, by the number of the step.
 
-Two sources: .npz files whose arrays have rows one after the other, and a Python function that gives
-an iterator. Both can begin anywhere, so a run that starts again is given what it was given
-before."""
+Two sources: files with rows one after the other, arrays in .npz or columns in Parquet, and a
+Python function that gives an iterator. Both can begin anywhere, so a run that starts again is given
+what it was given before."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import zipfile
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardopt.support.errors import UserError
 from shardopt.tools.run.inputs import as_dtype
@@ -25,20 +26,24 @@ if TYPE_CHECKING:
 
     from shardopt.runtime.program.instructions import Program
 
+_PARQUET = ".parquet"
+
 Feed = Callable[[int], Mapping[int, "np.ndarray"]]
 
 
 def open_data(source: str, program: Program, inputs: Sequence[np.ndarray]) -> Feed:
-    """`module:function`, or a file or folder of .npz; `inputs` are arrays of the arguments' types.
-    Raises UserError."""
+    """`module:function`, or a file or folder of .npz or .parquet; `inputs` are arrays of the
+    arguments' types. Raises UserError."""
     module, colon, function = source.partition(":")
     if colon and not Path(source).exists():
         return IteratorFeed(source, _function(module, function), program, inputs)
     path = Path(source)
-    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
-    if not files:
-        raise UserError(f"folder '{source}' has no .npz files")
-    return RowsFeed(files, program, inputs)
+    if not path.is_dir():
+        return RowsFeed(_parts(path), program, inputs)
+    files = sorted(each for each in path.iterdir() if each.suffix in (".npz", _PARQUET))
+    if len({file.suffix for file in files}) != 1:
+        raise UserError(f"folder '{source}': expected .npz files or .parquet files")
+    return RowsFeed([part for file in files for part in _parts(file)], program, inputs)
 
 
 class IteratorFeed:
@@ -75,23 +80,37 @@ class IteratorFeed:
         return {number: _fitting(array, self._inputs[number]) for number, array in arrays}
 
 
+class _Part(Protocol):
+    """Rows that are read at once: a file, or a piece of one."""
+
+    @property
+    def file(self) -> Path: ...
+
+    def rows(self) -> dict[str, int]:
+        """The rows of every array, of which nothing else is read. Raises UserError."""
+
+    def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Raises UserError."""
+
+
 class RowsFeed:
-    """Rows of .npz files, file after file, cut into batches as long as the arguments; from the
-    beginning again when no whole batch is left."""
+    """Rows of files, part after part, cut into batches as long as the arguments; from the beginning
+    again when no whole batch is left."""
 
     def __init__(
-        self, files: Sequence[Path], program: Program, inputs: Sequence[np.ndarray]
+        self, parts: Sequence[_Part], program: Program, inputs: Sequence[np.ndarray]
     ) -> None:
-        self._files, self._inputs = files, inputs
-        lengths = [_rows(file) for file in files]
+        self._parts, self._inputs = parts, inputs
+        lengths = [part.rows() for part in parts]
         names = list(lengths[0])
-        for file, rows in zip(files, lengths, strict=True):
+        for part, rows in zip(parts, lengths, strict=True):
             if rows.keys() != lengths[0].keys() or len(set(rows.values())) != 1:
                 raise UserError(
-                    f"'{file}': expected arrays {', '.join(names)} of equally many rows, found "
-                    + ", ".join(f"{name} of {count}" for name, count in rows.items())
+                    f"'{part.file}': expected arrays {', '.join(names)} of equally many rows, "
+                    "found " + ", ".join(f"{name} of {count}" for name, count in rows.items())
                 )
-        self._names = dict(zip(argument_numbers(names, program, str(files[0])), names, strict=True))
+        first = str(parts[0].file)
+        self._names = dict(zip(argument_numbers(names, program, first), names, strict=True))
         extents = {number: _extent(program, number) for number in self._names}
         if len(set(extents.values())) != 1:
             raise UserError(
@@ -127,11 +146,90 @@ class RowsFeed:
 
     def _arrays(self, index: int) -> dict[str, np.ndarray]:
         if self._loaded[0] != index:
-            import numpy as np
-
-            with np.load(self._files[index], allow_pickle=False) as stored:
-                self._loaded = index, {name: stored[name] for name in self._names.values()}
+            self._loaded = index, self._parts[index].read(list(self._names.values()))
         return self._loaded[1]
+
+
+@dataclass(frozen=True)
+class _Npz:
+    file: Path
+
+    def rows(self) -> dict[str, int]:
+        return _rows(self.file)
+
+    def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        with np.load(self.file, allow_pickle=False) as stored:
+            return {name: stored[name] for name in names}
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    """Of a Parquet file, which may be longer than memory."""
+
+    file: Path
+    number: int
+    count: int
+    names: tuple[str, ...]
+
+    def rows(self) -> dict[str, int]:
+        return dict.fromkeys(self.names, self.count)
+
+    def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        from pyarrow.parquet import ParquetFile
+
+        with ParquetFile(self.file) as opened:
+            table = opened.read_row_group(self.number, columns=list(names)).combine_chunks()
+        return {
+            name: _of_column(f"'{self.file}': column '{name}'", table.column(name))
+            for name in names
+        }
+
+
+def _parts(file: Path) -> list[_Part]:
+    if file.suffix != _PARQUET:
+        return [_Npz(file)]
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UserError(
+            f"'{file}' needs pyarrow, to read Parquet: pip install 'shardopt[parquet]'"
+        ) from None
+    try:
+        with ParquetFile(file) as opened:
+            names = tuple(opened.schema_arrow.names)
+            groups = range(opened.metadata.num_row_groups)
+            counts = [opened.metadata.row_group(number).num_rows for number in groups]
+    except (OSError, ArrowException) as error:
+        raise UserError(f"cannot read '{file}': {error}") from error
+    if not names or not any(counts):
+        raise UserError(f"'{file}' has no rows")
+    return [_RowGroup(file, number, count, names) for number, count in enumerate(counts)]
+
+
+def _of_column(what: str, column: Any) -> np.ndarray:
+    """Numbers, or lists of numbers that are all equally long, in as many levels as there are.
+    Raises UserError."""
+    import numpy as np
+    import pyarrow as pa
+
+    if column.null_count:
+        raise UserError(f"{what} has rows without a value")
+    kind = column.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        rows = column.combine_chunks()
+        return np.asarray(rows.to_numpy_ndarray())
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        sizes = set(pa.compute.list_value_length(column).unique().to_pylist())
+        if len(sizes) != 1:
+            raise UserError(f"{what}: expected rows of one length, found {sorted(sizes)[:4]}")
+        inner = _of_column(what, pa.compute.list_flatten(column))
+        return inner.reshape(len(column), *sizes, *inner.shape[1:])
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise UserError(f"{what}: expected numbers, found {kind}")
+    return np.asarray(column.to_numpy())
 
 
 def argument_numbers(names: Sequence[str], program: Program, source: str) -> list[int]:
