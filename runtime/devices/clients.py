@@ -86,11 +86,15 @@ def free_address(host: str) -> str:
 
 def unshared_devices(number: int) -> Devices:
     """Host devices of a client of their own."""
+    devices = list(unshared_client(number).devices())
+    return Devices(devices, devices)
+
+
+def unshared_client(devices: int) -> Any:
+    """A client that nobody else has, of this many host devices."""
     if next(_clients) % _CLIENTS_BETWEEN_COLLECTIONS == 0:
         end_unused_clients()
-    client: Any = xc.make_cpu_client(num_devices=number)
-    devices = list(client.devices())
-    return Devices(devices, devices)
+    return xc.make_cpu_client(num_devices=devices)
 
 
 def end_unused_clients() -> None:

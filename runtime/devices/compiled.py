@@ -8,6 +8,7 @@ from jax.extend.backend import get_compile_options
 from jaxlib import lapack
 from jaxlib import xla_client as xc
 
+from shardopt.runtime.devices.clients import unshared_client
 from shardopt.runtime.devices.xla import compile_quickly, keep_barriers
 
 
@@ -42,7 +43,7 @@ def _compiled_for_host(
     # Its custom calls crash the process otherwise.
     if b"lapack" in bytecode:
         lapack._lapack.initialize()
-    client: Any = xc.make_cpu_client(num_devices=devices)
+    client = unshared_client(devices)
     of_client = client.devices()
     options = get_compile_options(
         num_replicas=1,

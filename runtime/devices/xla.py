@@ -290,6 +290,8 @@ def compile_quickly(options: Any, *, usual_kernels: bool = False) -> None:
 
 def keep_barriers(build: Any, bytecode: bytes) -> None:
     """The CPU compiler drops barriers before its last elimination of common subexpressions, which
-    would merge what is computed again with the original."""
+    would merge what is computed again with the original. It turns small loops into single kernels,
+    and in jaxlib 0.12 a kernel with a barrier does not compile, or ends the process."""
     if b"optimization_barrier" in bytecode:
-        build.debug_options.xla_disable_hlo_passes = "cse_barrier_expander"
+        passes = "cse_barrier_expander,small-while-loop-hoisting"
+        build.debug_options.xla_disable_hlo_passes = passes

@@ -22,6 +22,7 @@ from shardopt.mesh.mesh import parse_mesh
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_bytes
 from tests.e2e.models import export_step
+from tests.e2e.older_xla import check_peaks
 from tests.e2e.test_sharding_against_xla import SLOW, stage_function
 
 STEPS = 3
@@ -73,6 +74,17 @@ def test_nested_ones_in_one_stage_or_microbatch(name: str, stages: int, microbat
     check(name, stages, microbatches)
 
 
+def test_a_barrier_in_a_small_loop() -> None:
+    """XLA would make one kernel of the loop, which in jaxlib 0.12 may not have a barrier."""
+
+    def loop(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 3, lambda _, v: jax.lax.optimization_barrier(2 * v) + 1, x)
+
+    ones = np.ones(4, np.float32)
+    planned_loop = shardopt.parallelize(cluster="cpu-test:1x2", stages=1, microbatches=1)(loop)
+    np.testing.assert_array_equal(np.asarray(planned_loop(ones)), np.asarray(jax.jit(loop)(ones)))
+
+
 def planned_memory(policy: str, is_scanned: bool) -> tuple[int, int, int, float]:
     """Of a GPT on one device: barriers, predicted and compiled bytes, predicted seconds."""
     config = Config(4, 64, 4, 64, 64)
@@ -103,4 +115,4 @@ def test_memory_falls_as_predicted(is_scanned: bool) -> None:
     # Which of the products kept is cheaper is for the order of a scan to say; less of it is not.
     assert seconds[-1] == max(seconds)
     assert compiled[-1] < 0.4 * compiled[0] and predicted[-1] < 0.4 * predicted[0]
-    assert predicted == pytest.approx(compiled, rel=0.1)
+    check_peaks(predicted, compiled, 0.1)

@@ -31,6 +31,7 @@ from shardopt.runtime.reference import compare, run_reference
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.xla_text.hlo import module_traffic
+from tests.e2e.older_xla import skip_unless_compiled
 from tests.e2e.test_sharding_against_xla import SLOW, bytecode_of, stage_function
 from tests.unit.operations.op_examples import ELEMENTWISE, EXAMPLES, Example
 from tests.unit.operations.random_windows import random_window
@@ -63,6 +64,7 @@ class Harness:
     """One example on one mesh: `check(k)` compiles and runs the k-th strategy of its operation."""
 
     def __init__(self, example: Example, mesh: Mesh) -> None:
+        skip_unless_compiled(example.name)
         self.example, self.mesh = example, mesh
         with make_context():
             module = ir.Module.parse(example.text)

@@ -24,6 +24,7 @@ from shardopt.ir.rewriting import defining
 from shardopt.runtime.devices.compiled import compiled_bytes
 from shardopt.runtime.reference import compare
 from tests.e2e.models import MODELS, export_step
+from tests.e2e.older_xla import check_peaks
 from tests.e2e.test_plan_and_run import TOLERANCE, plan_of, reference_of, run_plan
 
 
@@ -123,4 +124,4 @@ def test_xla_needs_as_much_less_memory_as_predicted() -> None:
     }
     predicted, compiled = zip(*(body_bytes(plans[mode]) for mode in modes), strict=True)
     assert compiled[1] < 0.5 * compiled[0]
-    assert predicted == pytest.approx(compiled, rel=0.02)
+    check_peaks(predicted, compiled, 0.02)
