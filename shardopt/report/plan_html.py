@@ -6,10 +6,11 @@ from __future__ import annotations
 from html import escape
 
 from shardopt.report.plan_summary import PlanSummary, StageRow
-from shardopt.report.plan_table import ids_text, span_text
+from shardopt.report.plan_table import backward_text, ids_text, span_text
 from shardopt.report.timeline_svg import timeline_svg
 from shardopt.report.units import bytes_text, seconds_text
 from shardopt.schedule.simulator import SimulationResult
+from shardopt.support.counts import counted
 
 # More are left out of texts and tables, which people look at in passing.
 _MOST_STAGES = 16
@@ -43,10 +44,9 @@ def plan_html(summary: PlanSummary, simulated: SimulationResult) -> str:
 
 def headline(summary: PlanSummary) -> str:
     """Cluster, stages, microbatches, schedule and predicted step."""
-    stages, count = len(summary.stages), summary.num_microbatches
     return (
-        f"{summary.cluster}: {stages} stage{'s' * (stages != 1)}, "
-        f"{count} microbatch{'es' * (count != 1)}, schedule {summary.schedule}, "
+        f"{summary.cluster}: {counted(len(summary.stages), 'stage')}, "
+        f"{counted(summary.num_microbatches, 'microbatch')}, schedule {summary.schedule}, "
         f"predicted step {seconds_text(summary.step_seconds)}"
     )
 
@@ -59,7 +59,7 @@ def stage_cells(row: StageRow) -> tuple[str, ...]:
         f"{row.mesh}: {ids_text(row.devices)}",
         "×".join(map(str, row.logical_shape)),
         seconds_text(row.forward_seconds),
-        seconds_text(row.backward_seconds),
+        backward_text(row),
         bytes_text(row.peak_bytes),
     )
 

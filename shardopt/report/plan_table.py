@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardopt.report.plan_summary import PlanSummary, StageRow
 from shardopt.report.units import bytes_text, seconds_text
+from shardopt.support.counts import counted
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -44,8 +45,9 @@ def _table(title: str, caption: str, texts: tuple[str, ...], numbers: tuple[str,
 
 
 def _stage_table(summary: PlanSummary) -> Table:
+    microbatches = counted(summary.num_microbatches, "microbatch")
     table = _table(
-        f"{summary.cluster} · {summary.num_microbatches} microbatches · {summary.schedule}",
+        f"{summary.cluster} · {microbatches} · {summary.schedule}",
         f"predicted step {seconds_text(summary.step_seconds)} · "
         f"bubble {summary.bubble_fraction:.1%}",
         _TEXTS,
@@ -59,7 +61,7 @@ def _stage_table(summary: PlanSummary) -> Table:
             "×".join(map(str, row.logical_shape)),
             row.recompute.replace("none", "–"),
             seconds_text(row.forward_seconds),
-            seconds_text(row.backward_seconds),
+            backward_text(row),
             seconds_text(row.outside_seconds),
             bytes_text(row.peak_bytes),
         )
@@ -83,6 +85,12 @@ def _bytes(row: StageRow, kind: str) -> str:
 
 def _text(size: int) -> str:
     return bytes_text(size) if size else "–"
+
+
+def backward_text(row: StageRow) -> str:
+    """The seconds of the backward, unless the stage has none of its own: then its forward does it,
+    or nothing is trained."""
+    return seconds_text(row.backward_seconds) if row.backward_seconds else "–"
 
 
 def span_text(layers: tuple[str, ...]) -> str:

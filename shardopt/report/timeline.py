@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from shardopt.report.units import bytes_text
 from shardopt.schedule.simulator import SimulationResult, TaskSpan
 from shardopt.schedule.tasks import Task, TaskKind
+from shardopt.support.counts import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -135,9 +136,13 @@ def _axis_row(result: SimulationResult, columns: int) -> str:
 def summary(result: SimulationResult) -> str:
     """One line: what, how long, and the bubble."""
     schedule = result.schedule
-    stages = f"{schedule.num_stages} stages, {schedule.num_microbatches} microbatches"
-    makespan = time_unit(result).text(result.makespan_seconds)
-    return f"{schedule.name}: {stages}, {makespan}, bubble {result.bubble_fraction:.1%}"
+    facts = (
+        counted(schedule.num_stages, "stage"),
+        counted(schedule.num_microbatches, "microbatch"),
+        time_unit(result).text(result.makespan_seconds),
+        f"bubble {result.bubble_fraction:.1%}",
+    )
+    return f"{schedule.name}: {', '.join(facts)}"
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ ALLOWED: dict[str, set[str]] = {
     "pipeline": {"support", "ir", "passes"},
     "reduce": {"support", "ir", "passes", "pipeline"},
     "report": {
+        "support",
         "mesh",
         "hardware",
         "planfile",

@@ -19,6 +19,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from shardopt.options.plan_options import PlanOptions
+from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def microbatch_choices(
     no batch is known. `run` as in `best_choice`. Raises UserError for batch arguments that do not
     exist."""
     return tuple(
-        Choice(f"{count} microbatch{'es' * (count > 1)}", replace(options, microbatches=count))
+        Choice(counted(count, "microbatch"), replace(options, microbatches=count))
         for count in thinned_divisors(_batch_extent(module, options, run))
     )
 

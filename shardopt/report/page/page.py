@@ -12,10 +12,11 @@ from shardopt.report.measured_timeline import comparison_rows
 from shardopt.report.page.contents import PlanContents
 from shardopt.report.page.cuts import cut_reasons
 from shardopt.report.page.pictures import hue, layers_svg, memory_svg, tiles_svg
-from shardopt.report.plan_table import ids_text, span_text
+from shardopt.report.plan_table import backward_text, ids_text, span_text
 from shardopt.report.timeline_svg import timeline_svg
 from shardopt.report.units import bytes_text, seconds_text
 from shardopt.schedule.simulator import SimulationResult
+from shardopt.support.counts import counted, plural
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -73,10 +74,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
+        backward=backward_text,
         bytes=bytes_text,
+        counted=counted,
         duration=seconds_text,
         hue=hue,
         ids=ids_text,
+        plural=plural,
         span=span_text,
         tiles=lambda tiles: Markup(tiles_svg(tiles)),
     )

@@ -88,7 +88,7 @@ def test_slices_of_tokens_follow_from_their_seconds(
     assert (
         run("terapipe", "--meshes", "2", "--microbatches", "1", "--slice-seconds", str(table)) == 0
     )
-    assert "terapipe: 4 stages, 1 microbatches, 4.7 s" in capsys.readouterr().out
+    assert "terapipe: 4 stages, 1 microbatch, 4.7 s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

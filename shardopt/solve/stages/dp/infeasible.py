@@ -15,11 +15,12 @@ import numpy as np
 from shardopt.solve.stages.dp.recursion import PipelineSlot, Recursion, make_sizes
 from shardopt.solve.stages.dp.searches import CostTable, count_groups
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, in_flight_counts
+from shardopt.support.counts import counted
 
 
 def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
     """What a problem without a plan lacks, for the user."""
-    stages = "" if num_stages is None else f"{num_stages} stage{'s' * (num_stages > 1)} of "
+    stages = "" if num_stages is None else f"{counted(num_stages, 'stage')} of "
     if _leanest(problem, num_stages, np.where(problem.ordered(), 0.0, np.inf)) is None:
         return f"{stages}{problem.num_layers} layers cannot use exactly {_devices(problem)}"
     shardable = np.where(problem.shardable(), 0.0, np.inf)
@@ -86,8 +87,7 @@ def what_is_missing(problem: StageProblem, plan: Stages) -> str:
                 f"stage {number} (layers {start}-{end - 1} on {problem.configs[config]}, {count:g} "
                 f"in flight) needs {_size(need)} and lacks {_size(need - limit)}"
             )
-    stages = f"{len(plan)} stage{'s' * (len(plan) > 1)}"
-    return f"in the leanest, with {stages}, {', '.join(over)}"
+    return f"in the leanest, with {counted(len(plan), 'stage')}, {', '.join(over)}"
 
 
 def _sizes(problem: StageProblem, more: float) -> str:
