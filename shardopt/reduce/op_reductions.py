@@ -143,7 +143,8 @@ def _droppable(module: ir.Module) -> list[ir.Operation]:
 
 
 def _ends_block(op: ir.Operation) -> bool:
-    return not len(op.results) and op.has_trait(ir.IsTerminatorTrait)
+    """Whether it is a terminator; only modules have blocks without."""
+    return not len(op.results) and op.block.owner.name != _MODULE and op == end_of(op.block)
 
 
 def _hoistable(module: ir.Module) -> list[tuple[ir.Operation, ir.Block]]:
