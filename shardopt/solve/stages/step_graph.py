@@ -137,6 +137,27 @@ class StepGraph:
         pairs = zip(self.graph.ops, self.op_layer, strict=True)
         return frozenset(result for op, layer in pairs if layer == SHARED for result in op.results)
 
+    def awaited(self, tensors: Iterable[int]) -> frozenset[int]:
+        """The operations of layers that have to run before somebody can read these tensors: their
+        makers, and for copies of shared operations the makers of what those read."""
+        made: set[int] = set()
+        for tensor in tensors:
+            if (producer := self.producers[tensor]) >= 0:
+                made |= self._behind_shared.get(producer, {producer})
+        return frozenset(made)
+
+    @cached_property
+    def _behind_shared(self) -> Mapping[int, frozenset[int]]:
+        """shared operation -> the operations of layers that it and shared ones before it read."""
+        behind: dict[int, frozenset[int]] = {}
+        for op in self.ops_of_layer.get(SHARED, ()):  # in program order: makers first
+            made: set[int] = set()
+            for tensor in self.graph.ops[op].operands:
+                if (producer := self.producers[tensor]) >= 0:
+                    made |= behind.get(producer, {producer})
+            behind[op] = frozenset(made)
+        return behind
+
     def in_body(self, op: int) -> bool:
         return self.loop[0] <= op < self.loop[1]
 

@@ -6,11 +6,10 @@ then backward (`shardopt.solve.stages.body.backward`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardopt.graph.op_graph import SHARED
 from shardopt.solve.stages.body.backward import backward_rows
 from shardopt.solve.stages.step_graph import StepGraph
 
@@ -20,10 +19,14 @@ Kind = Literal["before", "forward", "backward", "after"]
 @dataclass(frozen=True)
 class Fragment:
     """Operations of a step graph in program order; copies of shared operations among them are not
-    listed."""
+    listed. `exports` are values of shared operations that it makes for other fragments, too.
+
+    A fragment around the loop that `waits` reads what other layers make on its side of the loop."""
 
     kind: Kind
     ops: tuple[int, ...]
+    exports: tuple[int, ...] = ()
+    waits: bool = False
 
 
 def fragments(step: StepGraph, start: int, end: int, turn: int) -> tuple[Fragment, ...]:
@@ -33,29 +36,46 @@ def fragments(step: StepGraph, start: int, end: int, turn: int) -> tuple[Fragmen
     begin, stop = step.loop
     backward = {op for row in backward_rows(step.body, start, end, turn) for op in step.units[row]}
     body = [op for op in inside if begin <= op < stop]
-    parts: list[tuple[Kind, list[int]]] = [
-        *(("before", ops) for ops in _outside_loop(step, [op for op in inside if op < begin], 0)),
-        ("forward", [op for op in body if op not in backward]),
-        ("backward", [op for op in body if op in backward]),
-        *(("after", ops) for ops in _outside_loop(step, [op for op in inside if op >= stop], stop)),
-    ]
-    return tuple(Fragment(kind, tuple(ops)) for kind, ops in parts if ops)
+    parts = (
+        *_outside_loop(step, "before", [op for op in inside if op < begin], 0),
+        Fragment("forward", tuple(op for op in body if op not in backward)),
+        Fragment("backward", tuple(op for op in body if op in backward)),
+        *_outside_loop(step, "after", [op for op in inside if op >= stop], stop),
+    )
+    return tuple(part for part in parts if part.ops)
 
 
-def _outside_loop(step: StepGraph, ops: Sequence[int], first: int) -> tuple[list[int], list[int]]:
+def with_exports(
+    step: StepGraph, parts: Sequence[Fragment], exports: Iterable[int]
+) -> tuple[Fragment, ...]:
+    """`parts` in which fragments before the loop make `exports`, values of shared operations there
+    that the loop is given: made once, and not in every microbatch."""
+    before = {part.waits: part for part in parts if part.kind == "before"}
+    ready = set(before[False].ops) if False in before else set[int]()
+    for tensor in exports:
+        waits = not ready.issuperset(step.awaited((tensor,)))
+        part = before.get(waits, Fragment("before", (), waits=waits))
+        before[waits] = replace(part, exports=(*part.exports, tensor))
+    around = (part for part in parts if part.kind != "before")
+    return (*(before[waits] for waits in sorted(before)), *around)
+
+
+def _outside_loop(
+    step: StepGraph, kind: Kind, ops: Sequence[int], first: int
+) -> tuple[Fragment, Fragment]:
     """Operations around the loop that wait for nothing that other layers make there, and those that
     do; `first` is the first operation of that part of the step."""
     members, waits = set(ops), set[int]()
     # In program order, so whoever a member waits for has been looked at before it.
     for op in ops:
-        makers = (_maker(step, tensor, first) for tensor in step.graph.ops[op].operands)
-        if any(maker is not None and (maker not in members or maker in waits) for maker in makers):
+        makers = step.awaited(step.graph.ops[op].operands)
+        if any(
+            maker not in members or maker in waits
+            for maker in makers
+            if maker >= first and not step.in_body(maker)
+        ):
             waits.add(op)
-    return [op for op in ops if op not in waits], [op for op in ops if op in waits]
-
-
-def _maker(step: StepGraph, tensor: int, first: int) -> int | None:
-    """The operation of some layer, on the same side of the loop, that makes a tensor."""
-    producer = step.producers[tensor]
-    same_side = producer >= first and not step.in_body(producer)
-    return producer if same_side and step.op_layer[producer] != SHARED else None
+    return (
+        Fragment(kind, tuple(op for op in ops if op not in waits)),
+        Fragment(kind, tuple(op for op in ops if op in waits), waits=True),
+    )

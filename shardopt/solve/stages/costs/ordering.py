@@ -27,9 +27,7 @@ def by_first_use(step: StepGraph, ops: Sequence[int], uses: Mapping[int, int]) -
     the body first."""
     anchors = _anchors(step, ops, uses)
     rank = {op: (anchors[op], number) for number, op in enumerate(ops)}
-    waiting = {
-        op: {step.producers[t] for t in step.graph.ops[op].operands} & rank.keys() for op in ops
-    }
+    waiting = {op: set(step.awaited(step.graph.ops[op].operands) & rank.keys()) for op in ops}
     readers: dict[int, list[int]] = {}
     for op, makers in waiting.items():
         for maker in makers:

@@ -10,11 +10,10 @@ model; `key` names the content, and is the same in every process."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import sha256
 from operator import attrgetter
-from typing import NamedTuple
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
 from shardopt.graph.residency import MicrobatchLoop, Residency
@@ -27,7 +26,7 @@ from shardopt.solve.sharding.kernels.fusion import Fusion
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, kernel_accesses
 from shardopt.solve.sharding.kernels.merged_kernels import find_kernels
 from shardopt.solve.sharding.strategies.linear import Linear, find_linear
-from shardopt.solve.stages.costs.fragments import Kind, fragments
+from shardopt.solve.stages.costs.fragments import Fragment, Kind, fragments, with_exports
 from shardopt.solve.stages.costs.ordering import by_first_use, first_uses
 from shardopt.solve.stages.step_graph import StepGraph
 
@@ -130,14 +129,6 @@ def _copy_of(op: Op, *changed: tuple[int, ...] | int) -> Op:
     return Op(*values)
 
 
-class _Planned(NamedTuple):
-    """A fragment to be made: its operations, and the shared values that it makes for others."""
-
-    kind: Kind
-    ops: tuple[int, ...]
-    exports: tuple[int, ...]
-
-
 class _Cutter:
     def __init__(self, step: StepGraph, start: int, end: int, turn: int) -> None:
         self.step, self.start, self.end, self.turn = step, start, end, turn
@@ -161,28 +152,21 @@ class _Cutter:
         loop = (body[0][0], body[-1][1]) if body else (0, 0)
         return self._finish(tuple(each.kind for each in planned), loop)
 
-    def _planned(self) -> list[_Planned]:
-        """The fragments, the first of which also makes the shared values that the body is given."""
+    def _planned(self) -> list[Fragment]:
+        """The fragments, of which those before the loop also make the shared values that the body
+        is given."""
         parts = fragments(self.step, self.start, self.end, self.turn)
         body = [op for part in parts if part.kind in _IN_LOOP for op in part.ops]
         shared = self._shared_before_loop(self._with_copies(body, inside=True))
         uses = first_uses(self.step, body)
-        planned = [
-            _Planned(
-                part.kind,
-                # Equal layers have equal bodies already; only what stands outside follows the names
-                # of parameters.
-                part.ops if part.kind in _IN_LOOP else by_first_use(self.step, part.ops, uses),
-                (),
-            )
-            for part in parts
+        # Equal layers have equal bodies already; only what stands outside follows the names of
+        # parameters.
+        return [
+            part
+            if part.kind in _IN_LOOP
+            else replace(part, ops=by_first_use(self.step, part.ops, uses))
+            for part in with_exports(self.step, parts, shared)
         ]
-        # The values are made once before the loop, and not in every microbatch.
-        if shared and (not planned or planned[0].kind != "before"):
-            planned.insert(0, _Planned("before", (), ()))
-        if shared:
-            planned[0] = planned[0]._replace(exports=shared)
-        return planned
 
     def _shared_before_loop(self, ops: Iterable[int]) -> tuple[int, ...]:
         """What shared operations before the loop make for `ops` of the body."""
@@ -240,7 +224,7 @@ class _Cutter:
                 collected[producer] = None
                 stack.pop()
 
-    def _add(self, group: int, planned: _Planned) -> None:
+    def _add(self, group: int, planned: Fragment) -> None:
         step, begin = self.step, len(self.ops)
         inside = planned.kind in _IN_LOOP
         ops = self._with_copies(planned.ops, inside, planned.exports)
