@@ -20,7 +20,7 @@ from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.op_graph import free_values
 from shardopt.forms.imported_form import Violation
-from shardopt.forms.microbatch_rows import row_violations
+from shardopt.forms.microbatch_rows import call_violations, row_violations
 from shardopt.graph.op_graph import SHARED
 from shardopt.ir.rewriting import defining
 
@@ -32,6 +32,9 @@ def violations(module: ir.Module) -> Iterator[Violation]:
         program = read_program(module)
     except ValueError as error:
         yield Violation(module.operation, str(error))
+        return
+    if misshapen := list(call_violations(program)):
+        yield from misshapen  # what is carried cannot be followed
         return
     yield from (Violation(program.main, fault) for fault in donation_faults(program.main))
     yield from row_violations(program)

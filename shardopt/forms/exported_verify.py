@@ -41,7 +41,7 @@ from shardopt.forms.microbatch_rows import row_faults
 from shardopt.forms.reshard_steps import find_plan_fault, tiles_by_device
 from shardopt.forms.shardy_functions import stated_sharding
 from shardopt.forms.unreduced_proof import has_unreduced, is_unreduced, unproven, unsummed_ends
-from shardopt.ir.rewriting import operations
+from shardopt.ir.rewriting import operations, symbol_name
 from shardopt.ir.rewriting import terminator as end_of
 from shardopt.mesh.mesh import Mesh
 from shardopt.schedule.schedules import find_schedule
@@ -208,7 +208,7 @@ class _Verifier:
         return self.calls
 
     def _verify_callee(self, op: ir.Operation, callee: ir.Operation, mesh: Mesh) -> None:
-        name = ir.StringAttr(callee.attributes["sym_name"]).value
+        name = symbol_name(callee)
         expected = mesh_shape_attr(mesh)
         stated = callee.attributes.get(MESH_SHAPE, None)
         if stated != expected:
@@ -223,8 +223,7 @@ class _Verifier:
             self.report(
                 op, f"function @{name}: expected plain StableHLO without calls, found '{calls[0]}'"
             )
-        for fault in donation_faults(callee):
-            self.report(op, f"function @{name}: {fault}")
+        self._verify_donated(op, callee)
         self._verify_inside(callee, mesh)
         if annotated and name not in self.terms and has_unreduced(op, callee):
             self.terms[name] = op, callee, mesh
@@ -241,6 +240,23 @@ class _Verifier:
             for number, (value, type_, attributes) in enumerate(rows):
                 where = f"{what} {number} of @{name}"
                 self._verify_boundary(op, mesh, value.type, type_, attributes, where, annotated)
+
+    def _verify_donated(self, op: ir.Operation, callee: ir.Operation) -> None:
+        """A result lies where its donated argument lay, tile for tile."""
+        name = symbol_name(callee)
+        faults = list(donation_faults(callee))
+        for fault in faults:
+            self.report(op, f"function @{name}: {fault}")
+        for number, alias in () if faults else read_donation(callee).items():
+            if number >= len(op.operands) or alias >= len(op.results):
+                continue  # told with the counts
+            source, target = op.operands[number].type, op.results[alias].type
+            if mesh_value(source) != mesh_value(target):
+                self.report(
+                    op,
+                    f"function @{name}: argument {number} is donated to result {alias}: expected "
+                    f"equal shardings, found {source} and {target}",
+                )
 
     def _verify_inside(self, callee: ir.Operation, mesh: Mesh) -> None:
         """Shardings of operations lie along axes of the mesh: what is handed to the partitioner

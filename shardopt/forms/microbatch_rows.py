@@ -1,4 +1,5 @@
-"""Whether the loop runs as often as what it cuts into microbatches has rows.
+"""Whether the loop hands on what it carries, and runs as often as what it cuts into microbatches
+has rows.
 
     mpmd.for … {iterations = 4 : ui32} … %i
       dynamic_slice %x, %i, …      where %x: tensor<4x…>, of which each iteration takes one row
@@ -13,13 +14,37 @@ from collections.abc import Iterator
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
-from shardopt.dialect.program import StepProgram
+from shardopt.dialect.program import StepProgram, body_of
 from shardopt.forms.imported_form import Violation
+from shardopt.ir.rewriting import terminator
 
 # A schedule has several tasks an iteration and stage, each of which is an object.
 MAX_ITERATIONS = 1 << 16
 
 _HANDS_ON = ("mpmd.transfer", "stablehlo.convert")
+
+
+def call_violations(program: StepProgram) -> Iterator[Violation]:
+    """The call hands on what the loop carries, and nothing but the call computes in the loop."""
+    carried = list(program.loop_block.arguments)
+    index = carried[-1].type
+    if str(_tensor(index)) != "tensor<ui32>":
+        yield Violation(
+            program.loop,
+            f"expected the loop to number microbatches in a tensor<ui32>, found {index}",
+        )
+    for op in body_of(program.loop_block):
+        if op != program.call:
+            yield Violation(op, f"expected only a call in the microbatch loop, found '{op.name}'")
+    passed = list(program.call.operands)
+    for number, argument in enumerate(carried[:-1]):
+        if (times := passed.count(argument)) != 1:
+            yield Violation(
+                program.call,
+                f"expected carried value {number} among the operands once, found it {times} times",
+            )
+    if list(terminator(program.loop_block).operands) != list(program.call.results):
+        yield Violation(terminator(program.loop_block), "expected the results of the call in order")
 
 
 def row_violations(program: StepProgram) -> Iterator[Violation]:
@@ -71,5 +96,8 @@ def _sliced(index: ir.Value, symbols: ir.SymbolTable) -> Iterator[tuple[ir.Opera
 
 
 def _extent(type_: ir.Type, dim: int) -> int:
-    tensor = parse_mesh_tensor(type_).tensor if is_mesh_tensor(type_) else type_
-    return int(ir.RankedTensorType(tensor).shape[dim])
+    return int(ir.RankedTensorType(_tensor(type_)).shape[dim])
+
+
+def _tensor(type_: ir.Type) -> ir.Type:
+    return parse_mesh_tensor(type_).tensor if is_mesh_tensor(type_) else type_

@@ -22,8 +22,8 @@ from jaxlib.mlir import ir
 from shardopt.dialect.donation import donation_faults
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.forms.imported_form import MAIN, Violation
-from shardopt.forms.microbatch_rows import row_violations
-from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
+from shardopt.forms.microbatch_rows import call_violations, row_violations
+from shardopt.ir.rewriting import functions, operations, symbol_name
 
 MICROBATCH = "microbatch"
 
@@ -40,6 +40,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
         yield Violation(module.operation, str(error))
         return
     yield from _of_call(program)
+    yield from call_violations(program)
     yield from _of_functions(program)
     yield from (Violation(program.main, fault) for fault in donation_faults(program.main))
     if len(program.call.operands) == len(program.body_block.arguments):
@@ -72,23 +73,14 @@ def _of_functions(program: StepProgram) -> Iterator[Violation]:
 
 
 def _of_call(program: StepProgram) -> Iterator[Violation]:
-    """The call hands on what the loop carries, and nothing but the call computes in the loop."""
     carried = list(program.loop_block.arguments)
     passed = list(program.call.operands)
-    index = carried[-1]
-    if str(index.type) != "tensor<ui32>":
-        yield Violation(
-            program.loop,
-            f"expected the loop to number microbatches in a tensor<ui32>, found {index.type}",
-        )
     if passed[len(passed) - len(carried) :] != carried:
         yield Violation(
             program.call,
             f"expected the last {len(carried)} operands to be the accumulators and the "
             "index in order",
         )
-    if list(terminator(program.loop_block).operands) != list(program.call.results):
-        yield Violation(terminator(program.loop_block), "expected the results of the call in order")
     if "call_counter" not in program.call.attributes:
         yield Violation(program.call, "expected attribute 'call_counter', found none")
 

@@ -12,6 +12,7 @@
 // RUN: not shardopt-opt %t.inside --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=INSIDE
 // RUN: sed -e '/func private/s/tf.aliasing_output = 0/tf.aliasing_output = 7/' %t.mlir > %t.alias
 // RUN: not shardopt-opt %t.alias --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=ALIAS
+// RUN: not shardopt-opt %s --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=LIES
 // RUN: sed -e '/@stage1_fwd/s/shardopt.stage = 1/shardopt.stage = 99/' %t.mlir > %t.far
 // RUN: not shardopt-opt %t.far --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=FAR
 // RUN: not shardopt-opt %S/Inputs/two-stages.mlir --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=FRAGMENT
@@ -74,3 +75,18 @@
 // WHOLE: note: result 1 of '@main': expected a value that is summed up
 // WHOLE: note: expected a transfer of a value that is summed up
 // RANK: error: expected tiles of a tensor of rank 2, found '{devices=[2]<=[2]}'
+
+// LIES: [[@LINE+6]]:8: error: function @twice: argument 0 is donated to result 0: expected equal shardings, found !mpmd.mesh_tensor<"m0", tensor<4xf32>, sharding=<@m0, [{"x"}]>> and !mpmd.mesh_tensor<"m0", tensor<4xf32>, sharding=<@m0, [{}]>>
+!split = !mpmd.mesh_tensor<"m0", tensor<4xf32>, sharding=<@m0, [{"x"}]>>
+!whole = !mpmd.mesh_tensor<"m0", tensor<4xf32>, sharding=<@m0, [{}]>>
+func.func public @main(%x: !split) -> !whole
+    attributes {topology = #mpmd.topology<<"m0" : <["x"=2]>>>, shardopt.devices = [array<i64: 0, 1>]} {
+  // It would give XLA the memory of a tile for all of the result.
+  %r = mpmd.fragment_call<mesh="m0", origin=["layer_0"]> @twice(%x) {shardopt.kind = "update", shardopt.stage = 0 : i64} : (!split) -> !whole
+  return %r : !whole
+}
+func.func private @twice(%x: tensor<4xf32> {mhlo.sharding = "{devices=[2]<=[2]}", tf.aliasing_output = 0 : i32}) -> (tensor<4xf32> {mhlo.sharding = "{replicated}"})
+    attributes {mesh_shape = #sdy.mesh<["x"=2]>} {
+  %r = stablehlo.add %x, %x {mhlo.sharding = "{replicated}"} : tensor<4xf32>
+  return %r : tensor<4xf32>
+}

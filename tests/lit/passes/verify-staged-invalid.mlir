@@ -36,6 +36,10 @@
 // RUN: not shardopt-opt %t.inloop --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=INLOOP
 // RUN: sed -e 's/^    %%i1 = /    %%c = stablehlo.constant dense<0> : tensor<i32> &/' %S/Inputs/two-stages.mlir > %t.other
 // RUN: not shardopt-opt %t.other --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=OTHER
+// RUN: sed -e 's/mpmd.return %%n#0/mpmd.return %%g0/' %S/Inputs/two-stages.mlir > %t.own
+// RUN: not shardopt-opt %t.own --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=OWN
+// RUN: sed -e 's/%%x, %%g0, %%g1, %%i)/%%g0, %%g0, %%g1, %%i)/' %S/Inputs/two-stages.mlir > %t.twice
+// RUN: not shardopt-opt %t.twice --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=TWICE
 
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module (written by the stage phase), found none
 // DEVICES: error: expected disjoint meshes, found device 1 in 'm0' and in 'm1'
@@ -56,6 +60,8 @@
 // BIG: error: expected a mesh of at most 1048576 devices, found 2097152
 // TOPOLOGY: error: expected one mpmd.for in @main (run the microbatch phase first), found 0
 // INLOOP: error: expected only a call in the microbatch loop, found 'stablehlo.constant'
+// OWN: own:26:7: error: expected the results of the call in order
+// TWICE: error: expected carried value 0 among the operands once, found it 2 times
 // OTHER: error: result 0 of 'stablehlo.constant': expected a mesh tensor, found tensor<i32>
 // OTHER: note: expected fragments and transfers, found 'stablehlo.constant'
 func.func @main() {
