@@ -43,7 +43,7 @@ _SHARED: tuple[tuple[str, str], ...] = (
     ("Donated arguments, in every form", "shardopt.dialect.donation"),
     ("The loop, in every form from `microbatched` on", "shardopt.dialect.program"),
     (
-        "Rows of what is cut into microbatches, from `microbatched` on",
+        "What the loop carries and the rows that it takes, from `microbatched` on",
         "shardopt.forms.microbatch_rows",
     ),
     ("The cluster of the module, from `staged` on", "shardopt.dialect.cluster"),
