@@ -36,7 +36,7 @@ from shardopt.support.errors import UserError
 
 _UNKNOWN = -1  # position of a worker that has not noted any here
 _CONTROL = "control"  # concurrency group whose calls are answered while a step runs
-_NEW_CLUSTER = "local"
+NEW_CLUSTER = "local"
 _CONNECT_SECONDS = 10.0
 
 
@@ -84,16 +84,10 @@ class RayBackend(RemoteBackend):
     ) -> None:
         super().__init__(program, hosts, limits)
         self._transport = transport
-        try:
-            import ray
-        except ImportError as error:
-            raise UserError(
-                "backend 'ray' needs the package ray: pip install 'shardopt[ray]'"
-            ) from error
-        self._ray: Any = ray
+        ray = self._ray = import_ray()
         self._connects = not ray.is_initialized()
         if self._connects:
-            _connect(ray, address or os.environ.get("RAY_ADDRESS") or _NEW_CLUSTER)
+            connect(ray, address or os.environ.get("RAY_ADDRESS") or NEW_CLUSTER)
         self._placement: RayPlacement | None = None
         self._actors: dict[str, Any] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="shardopt-")  # for its owner only
@@ -202,9 +196,21 @@ def _shared_number(file: Path) -> memoryview:
         return memoryview(mmap.mmap(opened.fileno(), 8)).cast("q")
 
 
-def _connect(ray: Any, address: str) -> None:
+def import_ray() -> Any:
+    """Raises UserError."""
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(
+            "backend 'ray' needs the package ray: pip install 'shardopt[ray]'"
+        ) from error
+    return ray
+
+
+def connect(ray: Any, address: str) -> None:
+    """Raises UserError."""
     # A new cluster has no use for a dashboard; an existing one has its own settings.
-    settings = {"include_dashboard": False} if address == _NEW_CLUSTER else {}
+    settings = {"include_dashboard": False} if address == NEW_CLUSTER else {}
     host, _, port = address.rpartition(":")
     try:
         if port.isdecimal():  # Ray itself would try for minutes

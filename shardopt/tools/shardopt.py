@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from shardopt.options.plan_options import PlanOptions
+from shardopt.tools.commands.cluster import add_cluster
 from shardopt.tools.commands.compare_measured import add_compare_measured
 from shardopt.tools.commands.profile import add_profile
 from shardopt.tools.commands.program import add_program
@@ -111,6 +112,11 @@ def _parser() -> ToolParser:
     add_profile(
         commands.add_parser(
             "profile", help="measure the devices of this machine for the cost model"
+        )
+    )
+    add_cluster(
+        commands.add_parser(
+            "cluster", help="hold a cluster against its description, and measure its links"
         )
     )
     add_compare_measured(

@@ -9,7 +9,7 @@ import pytest
 from exported_model import example, expected_step, inputs
 from test_trace_of_processes import check_spans
 
-from shardopt.runtime.backends.ray_actors import _connect
+from shardopt.runtime.backends.ray_actors import connect
 from shardopt.runtime.backends.ray_placement import RayPlacement
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import MeshError
@@ -90,7 +90,7 @@ def test_hosts_of_the_plan_are_bundles(ray_cluster: None) -> None:
 
 def test_a_cluster_that_is_not_there() -> None:
     with pytest.raises(UserError, match=r"no Ray cluster at '127.0.0.1:1': .*Connection refused"):
-        _connect(None, "127.0.0.1:1")
+        connect(None, "127.0.0.1:1")
 
 
 def test_actors_tell_times_and_where_they_stand(ray_cluster: None) -> None:
