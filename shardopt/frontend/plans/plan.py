@@ -80,13 +80,17 @@ class Plan:
 
     @cached_property
     def phases(self) -> tuple[tuple[str, str], ...]:
-        """The IR text after every phase."""
+        """The IR text after every phase, long lines broken, as `shardopt-opt` dumps it."""
         from shardopt.ir.formats import decoded
-        from shardopt.ir.io import module_text
+        from shardopt.pipeline.dumps import FILE_STYLE
 
         with self.loaded as modules:
             return tuple(
-                (phase, decoded(form) or module_text(modules[form])) for phase, form in self.forms
+                (
+                    phase,
+                    decoded(form) or FILE_STYLE.text(modules[form].operation, verified=True),
+                )
+                for phase, form in self.forms
             )
 
     # `plan.run("process", quick_compile=True)`

@@ -191,6 +191,8 @@ def test_plan_run_and_check(shardopt: Shardopt, model: Path, tmp_path: Path) -> 
     assert {path.name for path in plan.iterdir()} == {
         "files.sha256", "ir", "module.mlirbc", "original.mlirbc", "plan.json", "stages", "timeline.svg",
     }  # fmt: skip
+    lines = [line for path in (plan / "ir").iterdir() for line in path.read_text().splitlines()]
+    assert max(map(len, lines)) < 200  # lists stand one element a line
     np.savez(tmp_path / "inputs.npz", in1=np.ones((8, 4), np.float32))
     checked = shardopt("run", plan, "--check", "--steps", "2", "--inputs", tmp_path / "inputs.npz")
     assert checked.returncode == 0, checked.stderr
