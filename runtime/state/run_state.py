@@ -3,7 +3,7 @@ ever whole here unless it is asked for whole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -123,11 +123,10 @@ class RunState:
         folder, manifest = find_checkpoint(path)
         chosen = state_arguments(self._program) if numbers is None else tuple(numbers)
         stored = {array.name: array for array in manifest.arrays}
-        for number in chosen:
-            self._check_stored(folder, number, stored.get(self._keys[number]))
-        self._to_homes(
-            "restore", {number: self._keys[number] for number in chosen}, before=(str(folder),)
-        )
+        names = {number: self._stored_name(stored, number) for number in chosen}
+        for number, name in names.items():
+            self._check_stored(folder, number, stored.get(name))
+        self._to_homes("restore", names, before=(str(folder),))
         return manifest.step
 
     def fill(self, initializers: Mapping[int, Initializer]) -> None:
@@ -215,6 +214,12 @@ class RunState:
             spec.dtype,
             tuple(sorted(shards, key=lambda each: each.slice)),
         )
+
+    def _stored_name(self, stored: Container[str], number: int) -> str:
+        """In a checkpoint of a module without names, arguments are called by their numbers."""
+        numbered = f"arg{number}"
+        is_numbered = numbered in stored and self._keys[number] not in stored
+        return numbered if is_numbered else self._keys[number]
 
     def _check_stored(self, folder: Place, number: int, stored: StoredArray | None) -> None:
         spec, key = self._program.arguments[number].value.spec, self._keys[number]

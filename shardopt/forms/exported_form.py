@@ -49,6 +49,7 @@ from shardopt.forms.exported_program import (
 from shardopt.forms.reshard_steps import default_steps
 from shardopt.forms.shardy import to_shardy
 from shardopt.forms.shardy_functions import complete_module
+from shardopt.ir.diagnostics import position_of
 from shardopt.mesh.mesh import Mesh, Sharding
 
 MAIN = "main"
@@ -164,11 +165,16 @@ def read_steps(transfer: ir.Operation, rank: int) -> tuple[ReshardStep, ...] | N
 
 
 def _arguments(main: ir.Operation, reader: _Reader) -> tuple[Argument, ...]:
+    """They have the names that the model's source gives them, which jax writes into locations."""
     aliases = read_donation(main)
-    rows = zip(attribute_dicts(main, "arg_attrs"), function_type(main).inputs, strict=True)
+    rows = zip(attribute_dicts(main, "arg_attrs"), entry_block(main).arguments, strict=True)
     return tuple(
-        Argument(_display_name(attrs, f"arg{number}"), reader.value(type_), aliases.get(number))
-        for number, (attrs, type_) in enumerate(rows)
+        Argument(
+            _display_name(attrs, position_of(value).name or f"arg{number}"),
+            reader.value(value.type),
+            aliases.get(number),
+        )
+        for number, (attrs, value) in enumerate(rows)
     )
 
 

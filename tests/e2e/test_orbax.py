@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_one_error(tmp_path: Path) -> None:
     turned = {"opt_state": values["opt_state"], "params": values["params"]}
     other = {**values, "opt_state": optax.sgd(1.0, 0.9).init(values["params"])}
     for like, message in (
-        (turned, r"has float32\[8, 8\] as 'arg0', the tree int32\[\] at opt_state"),
+        (turned, r"has float32\[8, 8\] as 'params.*w.*', the tree int32\[\] at opt_state"),
         ({"params": values["params"]}, "has 7 arrays, the tree 2 leaves"),
         (other, "has 7 arrays, the tree 4 leaves"),
     ):

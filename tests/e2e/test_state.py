@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import jax
@@ -18,6 +19,7 @@ from shardopt.runtime.errors import MeshError
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.run import Run
 from shardopt.runtime.state.initializers import fill, normal, uniform
+from shardopt.runtime.state.manifest import read_manifest
 from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
 from shardopt.tools.shardopt import main
@@ -88,6 +90,25 @@ def test_state_goes_on_on_another_plan_and_back(tmp_path: Path) -> None:
             outputs, expected_step(first[0] / 2, first[1] / 2, x, t), strict=True
         ):
             np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_arguments_are_called_as_in_the_model(tmp_path: Path) -> None:
+    """By jax's locations; where a module had none, checkpoints have numbers."""
+    nameless = re.sub(r', jax.arg_info = "w[01]"', "", OTHER)
+    named = re.sub(r"(%w[01]: .*aliasing_output = [01] : i32\})", r"""\1 loc("p['w']")""", nameless)
+    weights = [np.full((8, 4), 3.0, np.float32), np.full((8, 8), 5.0, np.float32)]
+    assert [each.name for each in load(named).arguments] == ["p['w']"] * 2
+    with start(load(nameless)) as run:
+        run.load(weights)
+        run.save(tmp_path / "numbers")
+    with start(load(named)) as run:
+        run.restore(tmp_path / "numbers")
+        np.testing.assert_array_equal(run.argument(1), weights[1])
+        run.save(tmp_path / "names")
+    assert [array.name for array in read_manifest(tmp_path / "names").arrays] == [
+        "p['w']",
+        "p['w']#2",
+    ]
 
 
 def test_what_a_checkpoint_lacks_is_named_before_anything_changes(tmp_path: Path) -> None:

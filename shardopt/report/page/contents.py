@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.mpmd import LAYER, RESHARDING, parse_mesh_tensor, read_topology
 from shardopt.dialect.program import StepProgram, body_of, read_program
-from shardopt.extract.batch_arguments import argument_name
 from shardopt.forms.exported_form import read_exported
-from shardopt.forms.exported_program import Argument
 from shardopt.forms.sharded_form import read_cost
 from shardopt.mesh.mesh import Mesh
 from shardopt.report.page.collective_shares import CollectiveShare, FragmentRun, collective_shares
@@ -54,18 +52,11 @@ def read_contents(module: ir.Module, clustered: ir.Module | None = None) -> Plan
     return PlanContents(
         summary=summarize(module),
         meshes=meshes,
-        placements=grouped(place(_named_arguments(module, program), meshes)),
+        placements=grouped(place(read_exported(module).arguments, meshes)),
         collective_shares=collective_shares(_runs(program, meshes), read_cluster(module)),
         routes=_routes(program),
         layers=None if clustered is None else _layers(clustered),
     )
-
-
-def _named_arguments(module: ir.Module, program: StepProgram) -> Iterator[Argument]:
-    """As the model's source calls them, where the locations of its arguments say so."""
-    named = zip(read_exported(module).arguments, program.main_block.arguments, strict=True)
-    for argument, value in named:
-        yield replace(argument, name=argument_name(value) or argument.name)
 
 
 def _layers(clustered: ir.Module) -> LayerWork | None:
