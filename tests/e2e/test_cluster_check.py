@@ -43,7 +43,7 @@ def test_hosts_are_asked_and_links_measured(
     file = tmp_path / "found.yaml"
     assert main(["cluster", "check", "cpu-test:2x2", "--backend", backend, "-o", str(file)]) == 0
     out = capsys.readouterr().out
-    assert "cpu-test:2x2, 2 hosts on 1 nodes: cpu (cpu)" in out
+    assert "cpu-test:2x2, 2 hosts on 1 node: cpu (cpu)" in out
     assert out.count("device to device") == 2 and out.count("host 0 to host 1") == 1
     assert ("hosts share nodes" in out) == (backend == "ray")
     described, found = load_cluster("cpu-test:2x2").groups[0], load_cluster(str(file)).groups[0]

@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, get_args
 
 from shardopt.options.names import PlatformName
+from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
 from shardopt.tools.common import EXIT_OK, EXIT_USER_ERROR, console
 
@@ -101,7 +102,7 @@ def compare(cluster: Cluster, found: Probe, backend: str) -> Iterator[Difference
     hosts = len(found.facts)
     if backend == "ray" and found.nodes < hosts:
         yield Difference(
-            "Ray cluster", f"{hosts} nodes", f"{found.nodes}: hosts share nodes", False
+            "Ray cluster", counted(hosts, "node"), f"{found.nodes}: hosts share nodes", False
         )
     here = own_versions()
     for number, facts in enumerate(found.facts):
@@ -111,7 +112,7 @@ def compare(cluster: Cluster, found: Probe, backend: str) -> Iterator[Difference
                 there = facts.versions.get(name, "none")
                 yield Difference(where, f"{name} {version}, as here", there)
         if facts.devices != group.devices_per_host:
-            yield Difference(where, f"{group.devices_per_host} devices", str(facts.devices))
+            yield Difference(where, counted(group.devices_per_host, "device"), str(facts.devices))
         if facts.memory_bytes is not None and facts.memory_bytes < group.device.memory_bytes:
             yield Difference(
                 where, f"{group.device.memory_bytes} bytes a device", str(facts.memory_bytes)
@@ -206,8 +207,9 @@ def _table(cluster: Cluster, found: Probe) -> Table:
             f"{expected.bandwidth_bytes_per_second / 1e9:.3g}",
             f"{share:.2f}",
         )
+    hosts, nodes = counted(len(found.facts), "host"), counted(found.nodes, "node")
     kinds = sorted({f"{facts.device_kind} ({facts.platform})" for facts in found.facts})
-    table.title = f"{cluster}, {len(found.facts)} hosts on {found.nodes} nodes: {', '.join(kinds)}"
+    table.title = f"{cluster}, {hosts} on {nodes}: {', '.join(kinds)}"
     return table
 
 
