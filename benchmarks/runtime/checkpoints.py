@@ -8,9 +8,9 @@ other plan is one mesh of four. `plain` writes as many bytes to one file, and re
 fsync as checkpoints have; its seconds are the least that the disk takes. Reading is from the
 system's cache in both cases. Seconds are medians.
 
-The second table is about steps: alone, the one at whose end a checkpoint in the background is
-begun, and those that run while it is written; the share is what a checkpoint adds to all steps
-together, in steps."""
+The second table is about steps, in turns: some of which the first begins a checkpoint in the
+background, and as many without. What a checkpoint adds is the difference of the two, by the clock
+and in processor time of the workers, which other work on the machine moves less."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from time import perf_counter
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.runtime.samples import workers_cpu_seconds
 from benchmarks.runtime.state_programs import mlp
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.program.instructions import Program
@@ -33,7 +34,7 @@ from shardopt.runtime.state.initializers import normal
 from shardopt.runtime.state.periodic import CheckpointOptions
 
 _BLOCK = 1 << 20
-_STEPS = 12  # enough that a checkpoint is written before the next is begun
+_STEPS = 6  # of a turn: enough that a checkpoint is written before it ends
 
 
 def main() -> None:
@@ -77,25 +78,29 @@ def _measure(args: argparse.Namespace, folder: Path) -> None:
 
 
 def _steps_table(args: argparse.Namespace, folder: Path) -> Table:
-    options = CheckpointOptions(folder, every=_STEPS, keep=1)
+    options = CheckpointOptions(folder, every=2 * _STEPS, keep=1)
+    turns: dict[bool, list[tuple[list[float], float]]] = {True: [], False: []}
     with _start(mlp(args.width, stages=2, devices=2), args.backend, options) as run:
         _make(run)
-        run.step()
-        alone = [_seconds(1, lambda number: run.step()) for _ in range(_STEPS - 2)]
-        beginning, beside = [], []
+        for _ in range(2 * _STEPS - 1):  # the next one begins a checkpoint
+            run.step()
         for _ in range(args.repeat):
-            beginning.append(_seconds(1, lambda number: run.step()))
-            beside.append([_seconds(1, lambda number: run.step()) for _ in range(_STEPS - 1)])
-    step = median(alone)
-    added = median(
-        first - step + sum(each - step for each in others)
-        for first, others in zip(beginning, beside, strict=True)
-    )
-    table = Table("", "seconds", box=None, title=f"steps, a checkpoint after each {_STEPS}")
-    table.add_row("step alone", f"{step:.3f}")
-    table.add_row("step with the beginning of a checkpoint", f"{median(beginning):.3f}")
-    table.add_row("step after that", f"{median(others[0] for others in beside):.3f}")
-    table.add_row("added by a checkpoint, in all", f"{added:.3f} ({added / step:.2f} steps)")
+            for saves in (True, False):
+                cpu = workers_cpu_seconds()
+                steps = [_seconds(1, lambda number: run.step()) for _ in range(_STEPS)]
+                turns[saves].append((steps, workers_cpu_seconds() - cpu))
+    step = median(each for steps, _ in turns[False] for each in steps)
+    cpu_step = median(cpu / _STEPS for _, cpu in turns[False])
+    pairs = list(zip(turns[True], turns[False], strict=True))
+    added = median(sum(with_) - sum(without) for (with_, _), (without, _) in pairs)
+    added_cpu = median(with_ - without for (_, with_), (_, without) in pairs)
+    table = Table("", "seconds", "of the workers' CPU", box=None, title="steps and checkpoints")
+    table.add_row("step alone", f"{step:.3f}", f"{cpu_step:.3f}")
+    first, second = (median(steps[k] for steps, _ in turns[True]) for k in (0, 1))
+    table.add_row("step with the beginning of a checkpoint", f"{first:.3f}", "")
+    table.add_row("step after that", f"{second:.3f}", "")
+    table.add_row("added by a checkpoint, in all", f"{added:.3f}", f"{added_cpu:.3f}")
+    table.add_row("the same in steps", f"{added / step:.2f}", f"{added_cpu / cpu_step:.2f}")
     return table
 
 

@@ -44,16 +44,16 @@ def test_hosts_are_asked_and_links_measured(
     assert main(["cluster", "check", "cpu-test:2x2", "--backend", backend, "-o", str(file)]) == 0
     out = capsys.readouterr().out
     assert "cpu-test:2x2, 2 hosts on 1 node: cpu (cpu)" in out
-    assert out.count("host 0 to host 1") == 1
+    assert out.count("│ host 0 to host 1") == 1
     assert ("hosts share nodes" in out) == (backend == "ray")
     described, found = load_cluster("cpu-test:2x2").groups[0], load_cluster(str(file)).groups[0]
     # Inside a host a slope is measured, which much other work there may leave without a sign.
     is_inside_measured = "device to device" in out
     assert found.inter_host != described.inter_host
     assert (found.intra_host != described.intra_host) == is_inside_measured
-    # Of this machine, whatever else it does: neither a word of it nor a link of a data centre.
-    for link in (found.inter_host, found.intra_host):
-        assert 1e-7 < link.latency_seconds < 1 and 1e6 < link.bandwidth_bytes_per_second < 1e12
+    # What they are depends on what else the machine does.
+    assert 1e-7 < found.inter_host.latency_seconds < 1
+    assert 1e6 < found.inter_host.bandwidth_bytes_per_second < 1e12
     assert replace(found, inter_host=FAST, intra_host=FAST) == replace(
         described, inter_host=FAST, intra_host=FAST
     )
