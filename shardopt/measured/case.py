@@ -14,6 +14,7 @@ from shardopt.measured.machines import machine_of, states_overlap
 from shardopt.measured.rows import Row
 from shardopt.measured.sizes import spec_of
 from shardopt.measured.unstated import InexpressibleRow
+from shardopt.models.computing import Computing
 from shardopt.models.specs import ResnetSpec, Spec, block_layers
 
 # Products in 8 bits are beside numbers of 16: norms, attention and the residuals between blocks.
@@ -22,18 +23,17 @@ _PRECISIONS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "fp8": "bf16"}
 
 @dataclass(frozen=True)
 class Case:
-    """A row that can be planned. `spec.batch` is the batch of one step; `float8` takes products
-    with weights in 8 bits, and all else in `dtype`; `drops` drops activations out, and `clips`
-    bounds the norm of gradients; `sums_early` begins the sums of gradients, and gathers of weights,
-    beside the microbatches next to them."""
+    """A row that can be planned. `spec.batch` is the batch of one step, whose numbers are of
+    `dtype` but for what `how` says; what that recomputes is up to the plan. `sums_early` begins the
+    sums of gradients, and gathers of weights, beside the microbatches next to them;
+    `awaits_messages` lets stages compute nothing while they receive."""
 
     row: Row
     spec: Spec
     dtype: str
-    float8: bool
-    drops: bool
-    clips: bool
+    how: Computing
     sums_early: bool
+    awaits_messages: bool
     machine: HostGroup
     layout: RowLayout
 
@@ -44,8 +44,7 @@ class Case:
         shape, layout = replace(self.spec, layers=0, batch=0), self.layout
         machine = repr(describe(Cluster(self.machine.name, (self.machine,))))
         plan = (layout.shape, layout.intra_op, layout.recomputation, layout.microbatch)
-        numbers = (self.dtype, self.float8, self.drops, self.clips)
-        return repr((shape, *numbers, machine, plan, min(layout.stages, 3)))
+        return repr((shape, self.dtype, self.how, machine, plan, min(layout.stages, 3)))
 
 
 def case_of(row: Row) -> Case:
@@ -60,6 +59,8 @@ def case_of(row: Row) -> Case:
             "over several hosts take whole ones"
         )
     spec = spec_of(row)
+    if framework.pads_vocabulary:
+        spec = _padded(spec, framework.pads_vocabulary * (row.tp or 1))
     if spec.layers % (layout.stages * block_layers(spec)):
         raise InexpressibleRow(
             f"{spec.layers} layers on {layout.stages} stages: which stage has how "
@@ -67,10 +68,16 @@ def case_of(row: Row) -> Case:
         )
     if isinstance(spec, ResnetSpec):
         _check_resnet(precision, layout)
-    dtype, float8 = _PRECISIONS[precision], precision == "fp8"
-    early = states_overlap(row)
-    drops, clips = framework.drops, framework.clips
-    return Case(row, spec, dtype, float8, drops, clips, early, machine, layout)
+    how = replace(framework.how, float8=precision == "fp8")
+    waits = (states_overlap(row), framework.awaits_messages)
+    return Case(row, spec, _PRECISIONS[precision], how, *waits, machine, layout)
+
+
+def _padded(spec: Spec, step: int) -> Spec:
+    """With a vocabulary that is a multiple of `step`."""
+    if isinstance(spec, ResnetSpec):
+        return spec
+    return replace(spec, vocab=-(-spec.vocab // step) * step)
 
 
 def _precision(text: str) -> str:

@@ -1,5 +1,5 @@
 """What a framework does that rows of measurements leave out: which kernels it has for attention,
-whether it drops activations out, and whether collectives run beside computing.
+how it computes blocks, what it recomputes, and whether collectives run beside computing.
 
 Rates of fused attention are those that publications measured on the kernels alone, none follows
 from a row. Shares are those of the longest sequence that was measured; `fill` is what sequences of
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from shardopt.hardware.cluster import AttentionRate, KernelRates
 from shardopt.measured.rows import Row
 from shardopt.measured.unstated import InexpressibleRow
-from shardopt.models.computing import Recomputed
+from shardopt.models.computing import PLAIN, Computing, Recomputed
 
 # FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, on an H100 SXM5 of 989 TFLOP/s: forward with
 # a causal mask, backward without, 512 to 16384 tokens, heads of 64 and of 128 numbers.
@@ -25,6 +25,19 @@ _FLASH2_ON_HOPPER = (
     AttentionRate(64, 0.302, 0.294, 81, 214),
     AttentionRate(128, 0.339, 0.326, 79, 220),
 )
+# On an H100 of 500 W: what attention reaches there was not found. Its products take the same cores
+# under the same limit, which costs products in bf16 this share (h100-96gb.yaml, h100-sxm.yaml).
+_OF_500_WATTS = 0.59 / 0.83
+
+
+def _slower(rates: tuple[AttentionRate, ...], share: float) -> tuple[AttentionRate, ...]:
+    return tuple(
+        replace(rate, forward=share * rate.forward, backward=share * rate.backward)
+        for rate in rates
+    )
+
+
+_FLASH2_ON_500_WATTS = _slower(_FLASH2_ON_HOPPER, _OF_500_WATTS)
 # FlashAttention-2 (arXiv 2307.08691), section 4.1: up to 73 % of an A100's peak forward and 63 %
 # backward with heads of 128; with a causal mask, with heads of 64, and for short sequences as much
 # less as the same kernels lose on the H100.
@@ -43,23 +56,27 @@ _FLASH1_ON_AMPERE = (
 @dataclass(frozen=True)
 class Framework:
     """`attention` is the library whose kernels compute attention, empty where programs write its
-    scores; `merges` says that a compiler makes one kernel of those over the same elements, `drops`
-    that activations are dropped out with probability 0.1, in attention and before each residual;
+    scores; `merges` says that a compiler makes one kernel of those over the same elements;
     `overlaps` that collectives run beside computing, None where that is up to the row and the
-    machine. `selective` is what "selective" recomputation without more means. `reruns` says that
-    full recomputation calls all of a block's forward pass again, where others leave out what the
-    backward pass does not read, as the last product of a feed forward; `clips` that the norm of
-    gradients is bounded in passes of their own; `splits_sequence` that tensor parallelism splits
-    norms and residuals along the sequence, whatever a row says."""
+    machine. `selective` is what "selective" recomputation without more means, `between` what
+    there is for who has too little memory for none. `reruns` says that full recomputation calls
+    all of a block's forward pass again, where others leave out what the backward pass does not
+    read, as the last product of a feed forward; `splits_sequence` that tensor parallelism splits
+    norms and residuals along the sequence, whatever a row says; `awaits_messages` that stages
+    compute nothing while they receive. Each tensor-parallel part has a multiple of
+    `pads_vocabulary` of the vocabulary, unless that is 0. `how` is what blocks and steps compute
+    otherwise than the plain model."""
 
     attention: str = ""
     merges: bool = True
-    drops: bool = False
     overlaps: bool | None = None
     selective: Recomputed = "attention"
+    between: tuple[Recomputed, ...] = ()
     reruns: bool = False
-    clips: bool = False
     splits_sequence: bool = False
+    awaits_messages: bool = False
+    pads_vocabulary: int = 0
+    how: Computing = PLAIN
 
 
 _UNKNOWN = Framework()
@@ -68,14 +85,35 @@ _EAGER = re.compile(r"\beager\b(?!-1f1b)", re.IGNORECASE)
 # The first pattern found in the source decides; with, in order, where what is said is from.
 _FRAMEWORKS = (
     # Transformer Engine is the default implementation, and takes cuDNN's attention.
-    # tensor_parallel/random.py: CheckpointFunction as below.
-    (r"megatron-lm readme|megatron.core", Framework("cudnn", reruns=True)),
+    # tensor_parallel/random.py: CheckpointFunction as below. arguments.py: bf16 turns
+    # accumulate_allreduce_grads_in_fp32 on, so that gradients are made, added up and reduced in
+    # float32 (its guide to the distributed optimizer: 6 + 12/d bytes a parameter).
+    (
+        r"megatron-lm readme|megatron.core",
+        Framework(
+            "cudnn",
+            reruns=True,
+            pads_vocabulary=128,
+            how=Computing(sums_wide=True, entropy="in-passes"),
+        ),
+    ),
     # arguments.py: --attention-dropout and --hidden-dropout are 0.1 unless a run says otherwise;
     # softmax with its mask, bias with GELU, bias with dropout and residual, and norms are a kernel
     # each (masked_softmax_fusion, bias_gelu_fusion, bias_dropout_fusion). mpu/random.py:
     # CheckpointFunction calls the whole forward pass again. Korthikanti et al., table 4, measured
     # 7.6 ms for that in a block whose forward pass takes 7.7. --clip-grad is 1.
-    (r"narayanan|megatron|korthikanti|vtrain", Framework(drops=True, reruns=True, clips=True)),
+    # mpu/cross_entropy.py takes the entropy operation by operation, of logits in float32
+    # (fp16_lm_cross_entropy is off). p2p_communication.py: a stage awaits what it sends and
+    # receives before it goes on. tokenizer.py: make_vocab_size_divisible_by is 128.
+    (
+        r"narayanan|megatron|korthikanti|vtrain",
+        Framework(
+            reruns=True,
+            awaits_messages=True,
+            pads_vocabulary=128,
+            how=Computing(drops=True, clips=True, entropy="in-passes"),
+        ),
+    ),
     # scripts/train/benchmarking/submit_benchmarks.py: attn_impl is triton, FlashAttention as of
     # flash-attn 1.0.3 has it (A100). FSDP gathers ahead and reduces behind (arXiv 2304.11277,
     # section 3.3). PyTorch stops running a block again at the last value that the backward pass
@@ -83,27 +121,47 @@ _FRAMEWORKS = (
     (r"llm-foundry|mosaicml", Framework("flash", merges=False, overlaps=True, reruns=True)),
     # scaled_dot_product_attention; llama3_8b.toml: selective_ac_option is "op", which saves every
     # second product; SequenceParallel for norms, and activations split by Shard(1) between them
-    # (parallelize_llama.py).
+    # (parallelize_llama.py). config_manager.py: mixed_precision_reduce is float32.
+    # model.py, apply_rotary_emb: complex numbers, for which Inductor generates no code
+    # (torch/_inductor/lowering.py). components/loss.py: cross_entropy(pred.float()), which is not
+    # compiled.
     (
         r"torchtitan",
-        Framework("flash-2", overlaps=True, selective="per-operation", splits_sequence=True),
+        Framework(
+            "flash-2",
+            overlaps=True,
+            selective="per-operation",
+            splits_sequence=True,
+            how=Computing(sums_wide=True, rotates_in_passes=True, entropy="wide"),
+        ),
     ),
     # configs/v5e/*.sh: attention='flash'.
     (r"maxtext|tpu-recipes", Framework("tpu")),
-    # rosetta/projects/pax: XLA's latency-hiding scheduler and asynchronous collectives.
-    (r"jax-toolbox", Framework(overlaps=True)),
+    # rosetta/projects/pax: XLA's latency-hiding scheduler and asynchronous collectives. paxml,
+    # tasks/lm/params/c4.py: EMBEDDING_LOOKUP_STYLE is matmul; contrib/gpu/scripts_gpu/configs.py:
+    # the model that does not fit without recomputation, and would with it to spare, keeps its
+    # products (SAVE_DOT_WITH_NO_BATCH_DIM). praxis, layers/attentions.py: softmax is "always
+    # carried out in fp32".
+    (
+        r"jax-toolbox",
+        Framework(
+            overlaps=True,
+            between=("all-but-products",),
+            how=Computing(looks_up_by_product=True, wide_softmax=True),
+        ),
+    ),
 )
 # By library and preset of the device.
 _RATES = {
     ("cudnn", "h100-sxm"): _CUDNN_ON_HOPPER,
-    ("cudnn", "h100-96gb"): _CUDNN_ON_HOPPER,
+    ("cudnn", "h100-96gb"): _slower(_CUDNN_ON_HOPPER, _OF_500_WATTS),
     ("cudnn", "h200"): _CUDNN_ON_HOPPER,
     ("cudnn", "gh200"): _CUDNN_ON_HOPPER,
     ("flash", "dgx-a100"): _FLASH1_ON_AMPERE,
     ("flash", "h100-sxm"): _FLASH2_ON_HOPPER,
     ("flash-2", "h100-sxm"): _FLASH2_ON_HOPPER,
-    ("flash", "h100-96gb"): _FLASH2_ON_HOPPER,
-    ("flash-2", "h100-96gb"): _FLASH2_ON_HOPPER,
+    ("flash", "h100-96gb"): _FLASH2_ON_500_WATTS,
+    ("flash-2", "h100-96gb"): _FLASH2_ON_500_WATTS,
     ("flash-2", "h200"): _FLASH2_ON_HOPPER,
     ("flash-2", "gh200"): _FLASH2_ON_HOPPER,
     ("flash-2", "dgx-a100"): _FLASH2_ON_AMPERE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import log2
 
 from shardopt.measured.frameworks import Framework
 from shardopt.measured.rows import Row
@@ -39,7 +40,7 @@ class RowLayout:
 
     A mesh takes `replicas` microbatches of `microbatch` examples at once, and `batch` examples a
     step. None stands for what the row does not state: the microbatch, or what is recomputed. `full`
-    is what full recomputation would be."""
+    is what full recomputation would be, `between` what the framework has between none and that."""
 
     shape: tuple[int, int]
     replicas: int
@@ -51,6 +52,7 @@ class RowLayout:
     microbatch: int | None
     batch: int
     full: RowRecomputation = RowRecomputation(layers=True)
+    between: tuple[RowRecomputation, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -98,11 +100,26 @@ def layout_of(row: Row, framework: Framework) -> RowLayout:
             f"a batch of {row.gbs} is no multiple of {replicas} replicas of "
             f"{microbatch or 1} examples"
         )
+    shape, replicas, batch = _that_zero_splits(row, shape, replicas, intra_op)
     recomputation = _recomputation(row.recompute, framework.selective, full)
     schedule = _schedule(row, vpp)
-    return RowLayout(
-        shape, replicas, pp, vpp, intra_op, schedule, recomputation, microbatch, row.gbs, full
-    )
+    between = tuple(RowRecomputation(within=part) for part in framework.between)
+    plan = (schedule, recomputation, microbatch, batch, full, between)
+    return RowLayout(shape, replicas, pp, vpp, intra_op, *plan)
+
+
+def _that_zero_splits(
+    row: Row, shape: tuple[int, int], replicas: int, intra_op: str
+) -> tuple[tuple[int, int], int, int]:
+    """Axes, replicas and batch. Frameworks split flat buffers, which any number divides; a plan
+    splits dimensions. Where the replicas divide none, as 48 do, the nearest power of two stands
+    for them: each has as much to compute, and sends as many bytes within a percent."""
+    assert row.gbs is not None, "the caller looks"
+    divides = row.hidden is None or row.hidden % replicas == 0
+    if divides or (row.ep or 1) > 1 or not re.search(r"zero[123]$", intra_op):
+        return shape, replicas, row.gbs
+    nearest = 2 ** round(log2(replicas))
+    return (shape[0] * nearest // replicas, shape[1]), nearest, row.gbs * nearest // replicas
 
 
 def _method(row: Row) -> str:

@@ -12,7 +12,6 @@ from shardopt.measured.case import Case
 from shardopt.measured.layout import RowLayout, RowRecomputation
 from shardopt.measured.short_plan import ShortCase, ShortPlan, short_plan
 from shardopt.measured.stretch import Pair, Shape, StepPrediction, predict
-from shardopt.models.computing import Computing
 from shardopt.models.specs import block_layers
 
 # First, one between, last.
@@ -54,9 +53,10 @@ def open_microbatches(layout: RowLayout) -> Iterator[RowLayout]:
 def _with_least_recomputation(case: Case, layout: RowLayout) -> StepPrediction:
     if layout.recomputation is not None:
         return _prediction(case, layout, layout.recomputation)
-    none = _prediction(case, layout, RowRecomputation())
-    if none.memory_bytes <= case.machine.device.memory_bytes:
-        return none
+    for remedy in (RowRecomputation(), *layout.between):
+        outcome = _prediction(case, layout, remedy)
+        if outcome.memory_bytes <= case.machine.device.memory_bytes:
+            return outcome
     return _prediction(case, layout, layout.full)
 
 
@@ -83,7 +83,8 @@ def _prediction(
     )
     host = case.machine.devices_per_host
     share = case.machine.overlap_share if case.sums_early else 0.0
-    shape = Shape(layout.pp, layout.stages, blocks, layout.width, host, share)
+    waits = (share, case.awaits_messages)
+    shape = Shape(layout.pp, layout.stages, blocks, layout.width, host, *waits)
     return predict(Pair(first, second), shape, layout.schedule, layout.microbatches)
 
 
@@ -121,12 +122,10 @@ def _short(
     return ShortCase(
         spec=spec,
         dtype=case.dtype,
-        how=Computing(
-            case.float8,
-            recomputation.within,
-            layout.splits_optimizer_alone,
-            case.drops,
-            case.clips,
+        how=replace(
+            case.how,
+            recomputed=recomputation.within,
+            carries_copies=layout.splits_optimizer_alone,
         ),
         machine=case.machine,
         stages=stages,

@@ -39,7 +39,8 @@ class Pair:
 class Shape:
     """The pipeline to be: `meshes` meshes of `width` devices, `stages` stages of `blocks` blocks
     that go round the meshes. In a second of collectives before and behind the microbatches it gets
-    on by `outside_share` seconds with the first and the last of these."""
+    on by `outside_share` seconds with the first and the last of these. With `awaits_messages` it
+    computes nothing while it receives."""
 
     meshes: int
     stages: int
@@ -47,6 +48,7 @@ class Shape:
     width: int
     devices_per_host: int
     outside_share: float = 0.0
+    awaits_messages: bool = False
 
     def crosses(self, stage: int) -> bool:
         """Whether the stage behind this one lies on another host."""
@@ -96,6 +98,11 @@ class _Template:
         pair, shape, short = self._pair, self._shape, self._short
         seconds = dict(self._of_stages(short.task_seconds, pair.second.pipeline.task_seconds))
         edges = dict(self._edges())
+        if shape.awaits_messages:
+            for edge, delay in edges.items():
+                if abs(edge.src.stage - edge.dst.stage) == 1:
+                    seconds[edge.dst] += delay
+                    edges[edge] = 0.0
         graph = StageGraph(tuple(seconds), tuple(edges))
         fixed, outside = (
             tuple(round(value) for value in self.by_mesh(self._stretched(name)))

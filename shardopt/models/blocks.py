@@ -11,6 +11,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from shardopt.models.computing import Computing
+from shardopt.models.weights import WideSummed
+
+Multiplied = jax.Array | WideSummed
 
 _ATTENDED, _KEPT = "attended", "kept"
 _DROPPED = 0.1
@@ -19,19 +22,33 @@ _FORWARD, _BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
 def product(
-    how: Computing, formula: str, x: jax.Array, weight: jax.Array, *, again: bool = False
+    how: Computing, formula: str, x: jax.Array, weight: Multiplied, *, again: bool = False
 ) -> jax.Array:
     """`jnp.einsum` of an activation and a weight whose indices all stand in two of the three
     tensors. `again`: recomputation per operation takes it once more."""
-    result = _product8(formula, x, weight) if how.float8 else jnp.einsum(formula, x, weight)
+    result = (
+        _product_in_8_bits(formula, x, weight) if how.float8 else plain_product(formula, x, weight)
+    )
     if again or how.recomputed != "per-operation":
         return result
     return checkpoint_name(result, _KEPT)
 
 
+def plain_product(formula: str, x: jax.Array, weight: Multiplied) -> jax.Array:
+    """The same of any computing, in the type of the model."""
+    if isinstance(weight, WideSummed):
+        return _taken(formula, False, x, *weight)
+    return jnp.einsum(formula, x, weight)
+
+
+def _product_in_8_bits(formula: str, x: jax.Array, weight: Multiplied) -> jax.Array:
+    narrow, sums = weight if isinstance(weight, WideSummed) else (weight, None)
+    return _taken(formula, True, x, narrow, sums)
+
+
 def attended(how: Computing, attend: Callable[..., jax.Array], *projected: jax.Array) -> jax.Array:
     """What `attend` makes of queries, keys and values."""
-    if how.recomputed in ("none", "whole"):
+    if how.recomputed not in ("attention", "per-operation"):
         return attend(*projected)
     return checkpoint_name(jax.checkpoint(attend)(*projected), _ATTENDED)
 
@@ -57,6 +74,9 @@ def block(how: Computing, function: Callable[..., jax.Array]) -> Callable[..., j
     """A block as it is called."""
     if how.recomputed == "whole":
         return _run_again(function)
+    if how.recomputed == "all-but-products":
+        products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        return jax.checkpoint(function, policy=products)
     if how.recomputed != "per-operation":
         return function
     kept = jax.checkpoint_policies.save_only_these_names(_ATTENDED, _KEPT)
@@ -77,32 +97,48 @@ def _run_again(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return run
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product8(formula: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    return _einsum8(formula, x, weight, (_FORWARD, _FORWARD))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _taken(
+    formula: str, float8: bool, x: jax.Array, weight: jax.Array, sums: jax.Array | None
+) -> jax.Array:
+    """A product whose gradients are as wide as `sums`, where there are any."""
+    return _einsum(formula, float8, (x, weight), (_FORWARD, _FORWARD), x.dtype)
 
 
-def _product8_forward(
-    formula: str, x: jax.Array, weight: jax.Array
+def _taken_forward(
+    formula: str, float8: bool, x: jax.Array, weight: jax.Array, sums: jax.Array | None
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    return _product8(formula, x, weight), (x, weight)
+    has_sums = None if sums is None else ()  # as part of the tree, of which no value is kept
+    return _taken(formula, float8, x, weight, sums), (x, weight, has_sums)
 
 
-def _product8_backward(formula: str, saved: tuple[Any, ...], grad: jax.Array) -> tuple[Any, ...]:
-    x, weight = saved
+def _taken_backward(
+    formula: str, float8: bool, saved: tuple[Any, ...], grad: jax.Array
+) -> tuple[Any, ...]:
+    x, weight, has_sums = saved
     of_x, of_weight, of_result = formula.replace("->", ",").split(",")
-    into_x = _einsum8(f"{of_result},{of_weight}->{of_x}", grad, weight, (_BACKWARD, _FORWARD))
-    into_weight = _einsum8(f"{of_x},{of_result}->{of_weight}", x, grad, (_FORWARD, _BACKWARD))
-    return into_x, into_weight
+    into_x, into_weight = f"{of_result},{of_weight}->{of_x}", f"{of_x},{of_result}->{of_weight}"
+    made = _einsum(into_x, float8, (grad, weight), (_BACKWARD, _FORWARD), x.dtype)
+    types = (_FORWARD, _BACKWARD)
+    if has_sums is None:
+        return made, _einsum(into_weight, float8, (x, grad), types, weight.dtype), None
+    summed = _einsum(into_weight, float8, (x, grad), types, jnp.float32)
+    return made, jnp.zeros_like(weight), summed
 
 
-_product8.defvjp(_product8_forward, _product8_backward)
+_taken.defvjp(_taken_forward, _taken_backward)
 
 
-def _einsum8(formula: str, a: jax.Array, b: jax.Array, dtypes: tuple[Any, Any]) -> jax.Array:
-    (narrow_a, unit_a), (narrow_b, unit_b) = _scaled(a, dtypes[0]), _scaled(b, dtypes[1])
-    result = jnp.einsum(formula, narrow_a, narrow_b, preferred_element_type=a.dtype)
-    return result * (unit_a * unit_b).astype(a.dtype)
+def _einsum(
+    formula: str, float8: bool, pair: tuple[jax.Array, jax.Array], types: Any, dtype: Any
+) -> jax.Array:
+    """Of two tensors, in 8 bits of two `types` if asked, with a result in `dtype`."""
+    a, b = pair
+    if not float8:
+        return jnp.einsum(formula, a, b, preferred_element_type=dtype)
+    (narrow_a, unit_a), (narrow_b, unit_b) = _scaled(a, types[0]), _scaled(b, types[1])
+    result = jnp.einsum(formula, narrow_a, narrow_b, preferred_element_type=dtype)
+    return result * (unit_a * unit_b).astype(dtype)
 
 
 def _scaled(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:

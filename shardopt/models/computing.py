@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 # What the backward pass of a block computes again, of what a step without recomputation keeps.
-Recomputed = Literal["none", "attention", "per-operation", "whole"]
+Recomputed = Literal["none", "attention", "per-operation", "all-but-products", "whole"]
+
+Entropy = Literal["merged", "wide", "in-passes"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,10 @@ class Computing:
     `recomputed` is `none`; `attention`, what lies between the products with weights on either side
     of attention (Korthikanti et al., arXiv 2205.05198, section 5); `per-operation`, all but the
     results of attention and of every second product with weights, in the order of a block
-    (torchtitan's selective recomputation by operation, arXiv 2410.06511); or `whole`, the forward
-    pass to its end, also what the backward pass does not read, as where a library runs it again.
+    (torchtitan's selective recomputation by operation, arXiv 2410.06511); `all-but-products`, all
+    but the results of products without batch dimensions (JAX's policy
+    `dots_with_no_batch_dims_saveable`); or `whole`, the forward pass to its end, also what the
+    backward pass does not read, as where a library runs it again.
 
     `carries_copies` lets the state hold the weights in the numbers of the model as well, so that a
     step computes with what it is handed, and reads the float32 weights in its update alone. ZeRO
@@ -32,13 +36,27 @@ class Computing:
 
     `clips` bounds the norm of all gradients (Pascanu et al., arXiv 1211.5063, section 3.2) as
     libraries do that merge no kernels: their squares are summed up in a pass of their own, and they
-    are multiplied in another."""
+    are multiplied in another.
+
+    `looks_up_by_product` makes embeddings as the product of one-hot rows and the table.
+    `wide_softmax` takes the softmax of attention in float32, whatever the scores are in.
+    `sums_wide` makes gradients of weights in float32 where they are made, so that microbatches and
+    replicas are summed up in float32 too. `entropy` is how the loss is taken: `merged` from logits
+    as they are; `wide` by a log-softmax of their float32 values, as libraries do whose compiler
+    leaves it out; or `in-passes`, operation by operation of these. `rotates_in_passes` turns
+    queries and keys as complex numbers of float32, which compilers leave to kernels of their own:
+    to float32, the multiplication, and back."""
 
     float8: bool = False
     recomputed: Recomputed = "none"
     carries_copies: bool = False
     drops: bool = False
     clips: bool = False
+    looks_up_by_product: bool = False
+    wide_softmax: bool = False
+    sums_wide: bool = False
+    entropy: Entropy = "merged"
+    rotates_in_passes: bool = False
 
 
 PLAIN = Computing()

@@ -14,12 +14,19 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from shardopt.models.blocks import attended, block, product
+from shardopt.models.blocks import attended, block, plain_product, product
 from shardopt.models.computing import PLAIN, Computing
-from shardopt.models.kernels import cross_entropy, gated_silu, rms_norm
+from shardopt.models.kernels import gated_silu, rms_norm
 from shardopt.models.llama import rotated
 from shardopt.models.specs import DeepseekSpec
-from shardopt.models.transformer import Batch, Tree, causal_shares, named_blocks
+from shardopt.models.transformer import (
+    Batch,
+    Tree,
+    looked_up,
+    mean_entropy,
+    named_blocks,
+    shares_of,
+)
 from shardopt.models.weights import Weight, matrix
 
 
@@ -67,13 +74,13 @@ def _gated(hidden: int, width: int, *experts: int) -> Tree:
 
 def loss(params: Tree, batch: Batch, spec: DeepseekSpec, how: Computing = PLAIN) -> jax.Array:
     ends = params["ends"]
-    x = jnp.take(ends["tokens"], batch["tokens"], axis=0, mode="clip")
+    x = looked_up(ends["tokens"], batch["tokens"], how)
     step = block(how, partial(_block, spec=spec, how=how))
     for name, weights in named_blocks(params["blocks"]):
         with jax.named_scope(name):
             x = step(x, weights)
-    logits = rms_norm(x, ends["norm"]) @ ends["head"]
-    return jnp.mean(cross_entropy(logits, batch["labels"]))
+    logits = plain_product("bsh,hv->bsv", rms_norm(x, ends["norm"]), ends["head"])
+    return mean_entropy(logits, batch["labels"], how)
 
 
 def _block(x: jax.Array, weights: Tree, spec: DeepseekSpec, how: Computing) -> jax.Array:
@@ -95,7 +102,7 @@ def _attention(x: jax.Array, weights: Tree, spec: DeepseekSpec, how: Computing) 
     key, value = (product(how, "bsr,rnd->bsnd", latent, weights[n]) for n in ("key_up", "value_up"))
     mixed = attended(
         how,
-        _attend,
+        partial(_attend, how),
         query[..., : spec.head],
         rotated(query[..., spec.head :]),
         key,
@@ -106,6 +113,7 @@ def _attention(x: jax.Array, weights: Tree, spec: DeepseekSpec, how: Computing) 
 
 
 def _attend(
+    how: Computing,
     query: jax.Array,
     turned_query: jax.Array,
     key: jax.Array,
@@ -115,7 +123,7 @@ def _attend(
     scores = jnp.einsum("bqnd,bknd->bnqk", query, key)
     scores = scores + jnp.einsum("bqnr,bkr->bnqk", turned_query, turned_key)
     scale = (query.shape[-1] + turned_query.shape[-1]) ** -0.5
-    return jnp.einsum("bnqk,bknd->bqnd", causal_shares(scores * scale), value)
+    return jnp.einsum("bnqk,bknd->bqnd", shares_of(how, scores * scale), value)
 
 
 def _feed_forward(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
@@ -126,7 +134,7 @@ def _feed_forward(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
 def _mixture(x: jax.Array, weights: Tree, spec: DeepseekSpec, how: Computing) -> jax.Array:
     """The routed experts' answer to `x` `[batch, sequence, hidden]`."""
     grouped = x.reshape(-1, spec.group, spec.hidden)
-    scores = jnp.einsum("gsm,me->gse", grouped, weights["router"]).astype(jnp.float32)
+    scores = plain_product("gsm,me->gse", grouped, weights["router"]).astype(jnp.float32)
     combine = _routing(jax.nn.sigmoid(scores), spec).astype(x.dtype)
     dispatch = (combine > 0).astype(x.dtype)
     experts = weights["experts"]

@@ -41,12 +41,12 @@ def weights(spec: GptSpec) -> Tree:
 
 
 def loss(params: Tree, batch: Batch, how: Computing = PLAIN) -> jax.Array:
-    x = embed(params["ends"], batch["tokens"])
+    x = embed(params["ends"], batch["tokens"], how)
     step = block(how, partial(_block, how=how))
     for name, weights in named_blocks(params["blocks"]):
         with jax.named_scope(name):
             x = step(x, weights)
-    return token_loss(x, params["ends"], batch["labels"])
+    return token_loss(x, params["ends"], batch["labels"], how)
 
 
 def _block(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:

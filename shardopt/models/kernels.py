@@ -155,3 +155,59 @@ def _cross_entropy_backward(saved: Residuals, grad: jax.Array) -> Residuals:
 
 
 cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+
+
+@jax.custom_vjp
+def cross_entropy_in_passes(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The same, one operation after another on float32 logits, with a softmax that is kept."""
+    return _in_passes_forward(logits, labels)[0]
+
+
+def _in_passes_forward(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, Residuals]:
+    wide = _alone(logits.astype(jnp.float32))
+    shifted = _alone(wide - jnp.max(wide, axis=-1, keepdims=True))
+    label_logits = jnp.sum(jnp.where(_is_label(logits, labels), shifted, 0.0), axis=-1)
+    powers = _alone(jnp.exp(shifted))
+    total = jnp.sum(powers, axis=-1, keepdims=True)
+    shares = _alone(powers / total)
+    like_logits = jnp.zeros((), logits.dtype)
+    return jnp.log(total)[..., 0] - label_logits, (shares, labels, like_logits)
+
+
+def _in_passes_backward(saved: Residuals, grad: jax.Array) -> Residuals:
+    shares, labels, like_logits = saved
+    slope = jnp.where(_is_label(shares, labels), shares - 1.0, shares)
+    return _alone(grad[..., None] * slope).astype(like_logits.dtype), None
+
+
+def _alone(x: jax.Array) -> jax.Array:
+    """Written to memory: no compiler merges what makes it with what reads it."""
+    made: jax.Array = jax.lax.optimization_barrier(x)
+    return made
+
+
+cross_entropy_in_passes.defvjp(_in_passes_forward, _in_passes_backward)
+
+
+@jax.custom_vjp
+def wide_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The same by a log-softmax of float32 logits, which is kept, and the choice of one of them."""
+    return _wide_forward(logits, labels)[0]
+
+
+def _wide_forward(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, Residuals]:
+    wide = _alone(logits.astype(jnp.float32))
+    logs = _alone(wide - _log_total(wide))
+    chosen = jnp.sum(jnp.where(_is_label(logits, labels), logs, 0.0), axis=-1)
+    return -chosen, (logs, labels, jnp.zeros((), logits.dtype))
+
+
+def _wide_backward(saved: Residuals, grad: jax.Array) -> Residuals:
+    logs, labels, like_logits = saved
+    nothing = logs - logs  # zeros that lie as these do
+    into_logs = _alone(jnp.where(_is_label(logs, labels), -grad[..., None], nothing))
+    total = jnp.sum(into_logs, axis=-1, keepdims=True)
+    return _alone(into_logs - jnp.exp(logs) * total).astype(like_logits.dtype), None
+
+
+wide_cross_entropy.defvjp(_wide_forward, _wide_backward)

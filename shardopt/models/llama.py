@@ -8,11 +8,18 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from shardopt.models.blocks import attended, block, product
+from shardopt.models.blocks import attended, block, plain_product, product
 from shardopt.models.computing import PLAIN, Computing
-from shardopt.models.kernels import cross_entropy, gated_silu, rms_norm
+from shardopt.models.kernels import gated_silu, rms_norm
 from shardopt.models.specs import LlamaSpec
-from shardopt.models.transformer import Batch, Tree, causal_shares, named_blocks
+from shardopt.models.transformer import (
+    Batch,
+    Tree,
+    looked_up,
+    mean_entropy,
+    named_blocks,
+    shares_of,
+)
 from shardopt.models.weights import Weight, matrix
 
 # The angle of a pair of numbers turns once in so many tokens, at the slowest.
@@ -43,13 +50,13 @@ def weights(spec: LlamaSpec) -> Tree:
 
 def loss(params: Tree, batch: Batch, how: Computing = PLAIN) -> jax.Array:
     ends = params["ends"]
-    x = jnp.take(ends["tokens"], batch["tokens"], axis=0, mode="clip")
+    x = looked_up(ends["tokens"], batch["tokens"], how)
     step = block(how, partial(_block, how=how))
     for name, weights in named_blocks(params["blocks"]):
         with jax.named_scope(name):
             x = step(x, weights)
-    logits = rms_norm(x, ends["norm"]) @ ends["head"]
-    return jnp.mean(cross_entropy(logits, batch["labels"]))
+    logits = plain_product("bsh,hv->bsv", rms_norm(x, ends["norm"]), ends["head"])
+    return mean_entropy(logits, batch["labels"], how)
 
 
 def _block(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
@@ -66,13 +73,22 @@ def _attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     query = product(how, "bsh,hgmd->bsgmd", x, weights["query"])
     key = product(how, "bsh,hgd->bsgd", x, weights["key"], again=True)
     value = product(how, "bsh,hgd->bsgd", x, weights["value"])
-    mixed = attended(how, _attend, rotated(query), rotated(key), value)
+    turned = (_turned(how, query), _turned(how, key))
+    mixed = attended(how, partial(_attend, how), *turned, value)
     return product(how, "bqgmd,gmdh->bqh", mixed, weights["out"], again=True)
 
 
-def _attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def _attend(how: Computing, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     scores = jnp.einsum("bqgmd,bkgd->bgmqk", query * query.shape[-1] ** -0.5, key)
-    return jnp.einsum("bgmqk,bkgd->bqgmd", causal_shares(scores), value)
+    return jnp.einsum("bgmqk,bkgd->bqgmd", shares_of(how, scores), value)
+
+
+def _turned(how: Computing, x: jax.Array) -> jax.Array:
+    if not how.rotates_in_passes:
+        return rotated(x)
+    wide = jax.lax.optimization_barrier(x.astype(jnp.float32))
+    turned: jax.Array = jax.lax.optimization_barrier(rotated(wide))
+    return turned.astype(x.dtype)
 
 
 def rotated(x: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shardopt.models.blocks import block, product
+from shardopt.models.blocks import block, plain_product, product
 from shardopt.models.computing import PLAIN, Computing
 from shardopt.models.specs import MoeSpec
 from shardopt.models.transformer import (
@@ -52,12 +52,12 @@ def weights(spec: MoeSpec) -> Tree:
 
 
 def loss(params: Tree, batch: Batch, spec: MoeSpec, how: Computing = PLAIN) -> jax.Array:
-    x = embed(params["ends"], batch["tokens"])
+    x = embed(params["ends"], batch["tokens"], how)
     step = block(how, partial(_block, spec=spec, how=how))
     for name, weights in named_blocks(params["blocks"]):
         with jax.named_scope(name):
             x = step(x, weights)
-    return token_loss(x, params["ends"], batch["labels"])
+    return token_loss(x, params["ends"], batch["labels"], how)
 
 
 def _block(x: jax.Array, weights: Tree, spec: MoeSpec, how: Computing) -> jax.Array:
@@ -72,7 +72,7 @@ def mixture(x: jax.Array, weights: Tree, spec: MoeSpec, how: Computing = PLAIN) 
     """The experts' answer to `x` `[batch, sequence, hidden]`; tokens beyond an expert's capacity
     get none."""
     grouped = x.reshape(-1, spec.group, spec.hidden)
-    scores = jnp.einsum("gsm,me->gse", grouped, weights["gate"]).astype(jnp.float32)
+    scores = plain_product("gsm,me->gse", grouped, weights["gate"]).astype(jnp.float32)
     combine = routing(jax.nn.softmax(scores, axis=-1), spec.capacity, x.dtype)
     dispatch = (combine > 0).astype(x.dtype)
     inputs = jnp.einsum("gsec,gsm->egcm", dispatch, grouped)

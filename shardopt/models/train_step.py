@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from shardopt.models.optimizers import Optimizer
-from shardopt.models.weights import abstract, draw, is_weight
+from shardopt.models.weights import WideSummed, abstract, draw, is_weight
 
 # a power of two changes no digit; much more overflows float16 where few tokens make a batch
 LOSS_SCALE = 1024.0
@@ -31,7 +31,8 @@ Loss = Callable[[Tree, Tree], jax.Array]
 class Model:
     """`weights` and `batch` describe the arguments of `loss(params, batch)`; `dtype` is what a step
     computes in: `f32`, `f16` or `bf16`; `carries_copies` makes copies of the weights in that type
-    part of the state, and `clips` bounds the norm of gradients."""
+    part of the state, `clips` bounds the norm of gradients, and `sums_wide` takes those that are
+    results of products in float32."""
 
     weights: Tree
     batch: Tree
@@ -40,6 +41,7 @@ class Model:
     dtype: str
     carries_copies: bool = False
     clips: bool = False
+    sums_wide: bool = False
 
 
 def state_weights(model: Model) -> Tree:
@@ -84,12 +86,12 @@ def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
     """`step(state, batch) -> (state, loss)`."""
     scale = LOSS_SCALE if model.dtype == "f16" else 1.0
 
-    def scaled_loss(params: Tree, batch: Tree) -> jax.Array:
-        return model.loss(params, batch) * scale
+    def scaled_loss(varied: Tree, params: Tree, batch: Tree) -> jax.Array:
+        return model.loss(_with_sums(model, varied, params), batch) * scale
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
         params = state["copies"] if _copies(model) else _cast(state["weights"], model)
-        loss, grads = jax.value_and_grad(scaled_loss)(params, batch)
+        loss, grads = jax.value_and_grad(scaled_loss)(_varied(model, params), params, batch)
         count = state["step"] + 1
         pace = model.optimizer.pace(count)
         leaves = jax.tree.leaves(state["weights"])
@@ -104,9 +106,43 @@ def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
         full = shape.unflatten([weight for weight, _ in pairs])
         kept = shape.unflatten([new for _, new in pairs])
         state = {"weights": full, "kept": kept, "step": count}
-        return state | ({"copies": _cast(full, model)} if _copies(model) else {}), loss / scale
+        return state | ({"copies": _handed_on(full, model)} if _copies(model) else {}), loss / scale
 
     return step
+
+
+def _handed_on(weights: Tree, model: Model) -> Tree:
+    """Copies for the next step, cast where the weights are and gathered as copies: a result that
+    replaces an argument is made as it lies, here by a rounding that changes no number."""
+    kind = jnp.finfo(_dtype(model))
+    return jax.tree.map(
+        lambda copy: jax.lax.reduce_precision(copy, kind.nexp, kind.nmant), _cast(weights, model)
+    )
+
+
+def _varied(model: Model, params: Tree) -> Tree:
+    """What gradients are taken of: the weights, or float32 zeros for those whose sums are wide."""
+    if not _sums_wide(model):
+        return params
+
+    def of(weight: Any, param: jax.Array) -> jax.Array:
+        return jnp.zeros(weight.shape, jnp.float32) if weight.multiplied else param
+
+    return jax.tree.map(of, model.weights, params, is_leaf=is_weight)
+
+
+def _with_sums(model: Model, varied: Tree, params: Tree) -> Tree:
+    if not _sums_wide(model):
+        return varied
+
+    def of(weight: Any, each: jax.Array, param: jax.Array) -> Any:
+        return WideSummed(param, each) if weight.multiplied else each
+
+    return jax.tree.map(of, model.weights, varied, params, is_leaf=is_weight)
+
+
+def _sums_wide(model: Model) -> bool:
+    return model.sums_wide and model.dtype != "f32"
 
 
 def _clipping(grads: list[jax.Array], scale: float) -> jax.Array:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from shardopt.models.blocks import attended, dropped, product
-from shardopt.models.computing import Computing
-from shardopt.models.kernels import cross_entropy, gelu, layer_norm
+from shardopt.models.blocks import attended, dropped, plain_product, product
+from shardopt.models.computing import Computing, Entropy
+from shardopt.models.kernels import (
+    cross_entropy,
+    cross_entropy_in_passes,
+    gelu,
+    layer_norm,
+    wide_cross_entropy,
+)
 from shardopt.models.weights import Weight, matrix
 
 Tree = dict[str, Any]
 Batch = dict[str, jax.Array]
+
+_ENTROPIES: dict[Entropy, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "merged": cross_entropy,
+    "wide": wide_cross_entropy,
+    "in-passes": cross_entropy_in_passes,
+}
 
 
 def named_blocks(blocks: Sequence[Tree]) -> Iterator[tuple[str, Tree]]:
@@ -54,10 +66,16 @@ def attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
 
 def _attend(how: Computing, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     scores = jnp.einsum("bqnd,bknd->bnqk", query * query.shape[-1] ** -0.5, key)
-    shares = causal_shares(scores)
+    shares = shares_of(how, scores)
     if how.drops:  # by a kernel of its own: frameworks merge softmax with the mask before it
         shares = dropped(how, jax.lax.optimization_barrier(shares), seed=1)
     return jnp.einsum("bnqk,bknd->bqnd", shares, value)
+
+
+def shares_of(how: Computing, scores: jax.Array) -> jax.Array:
+    """`causal_shares`, in the type of the scores."""
+    wide = scores.astype(jnp.float32) if how.wide_softmax else scores
+    return causal_shares(wide).astype(scores.dtype)
 
 
 def causal_shares(scores: jax.Array) -> jax.Array:
@@ -95,19 +113,31 @@ def embedding_weights(vocab: int, sequence: int, hidden: int, tied: bool = False
     return weights if tied else {**weights, "head": matrix(hidden, vocab, inputs=hidden)}
 
 
-def embed(weights: Tree, tokens: jax.Array) -> jax.Array:
-    return jnp.take(weights["tokens"], tokens, axis=0, mode="clip") + weights["positions"]
+def embed(weights: Tree, tokens: jax.Array, how: Computing) -> jax.Array:
+    return looked_up(weights["tokens"], tokens, how) + weights["positions"]
 
 
-def token_loss(x: jax.Array, weights: Tree, labels: jax.Array) -> jax.Array:
+def looked_up(table: jax.Array, tokens: jax.Array, how: Computing) -> jax.Array:
+    """The rows of a table that tokens stand for."""
+    if how.looks_up_by_product:
+        rows = jax.nn.one_hot(tokens, table.shape[0], dtype=table.dtype)
+        return jnp.einsum("bsv,vh->bsh", rows, table)
+    return jnp.take(table, tokens, axis=0, mode="clip")
+
+
+def token_loss(x: jax.Array, weights: Tree, labels: jax.Array, how: Computing) -> jax.Array:
     """Mean cross entropy of the next token; the head is the embedding where it has no weight of its
     own."""
     x = norm(x, weights["norm"])
     if "head" in weights:
-        logits = x @ weights["head"]
+        logits = plain_product("bsh,hv->bsv", x, weights["head"])
     else:
         logits = jnp.einsum("bsh,vh->bsv", x, weights["tokens"])
-    return jnp.mean(cross_entropy(logits + weights["head_bias"], labels))
+    return mean_entropy(logits + weights["head_bias"], labels, how)
+
+
+def mean_entropy(logits: jax.Array, labels: jax.Array, how: Computing) -> jax.Array:
+    return jnp.mean(_ENTROPIES[how.entropy](logits, labels))
 
 
 def token_batch(batch: int, sequence: int) -> dict[str, Any]:

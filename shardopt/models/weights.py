@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +14,25 @@ import jax.numpy as jnp
 @dataclass(frozen=True)
 class Weight:
     """A tensor to be trained: drawn with deviation `scale`, or filled with `fill` where no scale is
-    given."""
+    given. Of `multiplied` ones all gradients are results of products."""
 
     shape: tuple[int, ...]
     scale: float | None = None
     fill: float = 0.0
+    multiplied: bool = False
+
+
+class WideSummed(NamedTuple):
+    """A weight whose gradient is taken in float32: it is the gradient of `sums`, zeros of that type
+    which nothing reads."""
+
+    weight: jax.Array
+    sums: jax.Array
 
 
 def matrix(*shape: int, inputs: int) -> Weight:
     """A weight that keeps the size of what `inputs` numbers make."""
-    return Weight(shape, inputs**-0.5)
+    return Weight(shape, inputs**-0.5, multiplied=True)
 
 
 def is_weight(leaf: object) -> bool:

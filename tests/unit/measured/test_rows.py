@@ -100,6 +100,32 @@ def test_words_for_recomputation(
     assert layout.full == RowRecomputation(layers=True)
 
 
+def test_zero_among_replicas_that_divide_nothing_splits_among_a_power_of_two(gpt: Row) -> None:
+    """40 replicas of two tensor-parallel parts, whose flat buffers a framework splits."""
+    row = replace(gpt, schedule="1f1b", dp=40, tp=2, pp=1, vpp=1, zero="1", mbs=2)
+    row = replace(row, gbs=160, devices=80)
+    layout = layout_of(row, Framework())
+    assert (layout.shape, layout.replicas, layout.batch) == ((32, 2), 32, 128)
+    assert layout.microbatches == 160 // (40 * 2)
+    whole = layout_of(replace(row, zero="0"), Framework())
+    assert (whole.shape, whole.batch) == ((40, 2), 160)
+
+
+def test_a_framework_pads_vocabularies(gpt: Row) -> None:
+    """Megatron-LM to what each of its tensor-parallel parts takes 128 columns of."""
+    row = replace(gpt, vocab=50257)
+    parts = {tp: replace(row, tp=tp, devices=8 * tp) for tp in (1, 8)}
+    specs = {tp: case_of(each).spec for tp, each in parts.items()}
+    assert {tp: getattr(spec, "vocab", None) for tp, spec in specs.items()} == {1: 50304, 8: 51200}
+    assert getattr(case_of(replace(row, source="of my own")).spec, "vocab", None) == 50257
+
+
+def test_a_framework_may_keep_a_part_before_it_keeps_nothing(gpt: Row) -> None:
+    pax = case_of(replace(gpt, source="NVIDIA JAX-Toolbox, PaxML", recompute="")).layout
+    assert pax.between == (RowRecomputation(within="all-but-products"),)
+    assert not case_of(gpt).layout.between
+
+
 def test_a_microbatch_that_is_not_stated_is_left_open(gpt: Row) -> None:
     row = replace(gpt, mbs=None, gbs=64, vpp=1, schedule="1f1b")
     sizes = [layout.microbatch for layout in open_microbatches(case_of(row).layout)]
@@ -109,7 +135,7 @@ def test_a_microbatch_that_is_not_stated_is_left_open(gpt: Row) -> None:
 
 def test_products_in_8_bits_are_beside_numbers_of_16(gpt: Row) -> None:
     case = case_of(replace(gpt, precision="fp8 tensorwise"))
-    assert (case.dtype, case.float8) == ("bf16", True)
+    assert (case.dtype, case.how.float8) == ("bf16", True)
 
 
 @pytest.mark.parametrize(
@@ -152,12 +178,15 @@ def test_a_row_that_states_it_overlaps(gpt: Row) -> None:
 
 def test_a_source_names_its_framework(gpt: Row) -> None:
     """With its kernels for attention, of which the column of that name knows better."""
-    assert case_of(gpt).drops and case_of(gpt).clips and not fused(gpt)
+    assert case_of(gpt).how.drops and case_of(gpt).how.clips and not fused(gpt)
     mosaic = replace(gpt, source="MosaicML llm-foundry training benchmarks")
-    assert fused(mosaic) and case_of(mosaic).machine.overlap and not case_of(mosaic).drops
+    assert fused(mosaic) and case_of(mosaic).machine.overlap and not case_of(mosaic).how.drops
     assert case_of(mosaic).layout.recomputation == RowRecomputation(within="whole")
     titan = case_of(replace(gpt, source="torchtitan benchmarks")).layout
     assert (titan.intra_op, titan.recomputation) == ("sequence", RowRecomputation(layers=True))
+    slow = fused(replace(gpt, attention="flash-2", hardware="H100-SXM 96GB 500W"))
+    fast = fused(replace(gpt, attention="flash-2", hardware="H100-SXM5-80GB"))
+    assert slow is not None and fast is not None and slow[0].forward < 0.8 * fast[0].forward
     assert not fused(replace(mosaic, attention="none"))
     assert fused(replace(gpt, attention="flash-2", source="of my own"))
     assert not fused(replace(mosaic, hardware="V100-SXM2-16GB")), "of which none was published"

@@ -14,7 +14,7 @@ from shardopt.measured.short_plan import ShortCase, ShortPlan, short_plan
 from shardopt.measured.stretch import Pair, Shape, predict
 from shardopt.models.computing import PLAIN
 from shardopt.models.specs import GptSpec
-from shardopt.schedule.graph import StageGraph
+from shardopt.schedule.graph import StageEdge, StageGraph
 from shardopt.schedule.schedules import ScheduleText
 from shardopt.schedule.tasks import StageTask, TaskKind
 from shardopt.support.errors import UserError
@@ -75,6 +75,19 @@ def test_collectives_outside_pass_beside_one_microbatch(share: float, seconds: f
     plan = ShortPlan(1, Cluster("one", (_MACHINE,)), pipeline, (5.0,), (4.0,), (0,))
     shape = Shape(1, 1, 1, 1, 1, outside_share=share)
     assert predict(Pair(plan, plan), shape, "1f1b", 3).step_seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("awaits", "seconds"), [(False, 11.0), (True, 14.0)])
+def test_messages_pass_beside_computing_or_are_awaited(awaits: bool, seconds: float) -> None:
+    """Four forward passes of 2 s on each of two meshes, and messages of 1 s: the last mesh begins
+    after 3 s and never waits, or waits for each message."""
+    tasks = tuple(StageTask(TaskKind.FORWARD, stage) for stage in (0, 1))
+    graph = StageGraph(tasks, (StageEdge(*tasks, 8),))
+    times = dict.fromkeys(tasks, 2.0)
+    pipeline = PipelineGraph(graph, times, (1.0,), {}, (0, 0), 2, (0, 1), outside_bytes=(0, 0))
+    plan = ShortPlan(1, Cluster("two", (_MACHINE,)), pipeline, (0.0, 0.0), (0.0, 0.0), (0, 0))
+    shape = Shape(2, 2, 1, 1, 1, awaits_messages=awaits)
+    assert predict(Pair(plan, plan), shape, "1f1b", 4).step_seconds == pytest.approx(seconds)
 
 
 def test_what_the_solver_chooses_is_planned_whole() -> None:

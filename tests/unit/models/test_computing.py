@@ -15,11 +15,11 @@ from benchmarks.alpa.specs import TINY
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.measured.short_plan import ShortCase, ShortPlan, short_plan
 from shardopt.models.blocks import product
-from shardopt.models.build import build
+from shardopt.models.build import build, bytecode
 from shardopt.models.computing import PLAIN, Computing
 from shardopt.models.specs import GptSpec
 from shardopt.models.train_step import first_state, make_step
-from shardopt.models.weights import draw
+from shardopt.models.weights import WideSummed, draw
 
 DECODERS = ("gpt-tiny", "llama-tiny", "moe-tiny")
 
@@ -36,11 +36,56 @@ def _gradients(name: str, how: Computing) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("recomputed", ["attention", "per-operation", "whole"])
+@pytest.mark.parametrize("recomputed", ["attention", "per-operation", "all-but-products", "whole"])
 def test_recomputation_changes_no_number(name: str, recomputed: Any) -> None:
     plain, ours = (_gradients(name, how) for how in (PLAIN, Computing(False, recomputed)))
     for mine, theirs in zip(ours, plain, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("gpt-tiny", Computing(looks_up_by_product=True)),
+        ("gpt-tiny", Computing(entropy="wide")),
+        ("gpt-tiny", Computing(entropy="in-passes")),
+        ("llama-tiny", Computing(rotates_in_passes=True)),
+    ],
+)
+def test_how_a_library_computes_changes_no_number(name: str, how: Computing) -> None:
+    for mine, theirs in zip(_gradients(name, how), _gradients(name, PLAIN), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("float8", [False, True])
+def test_wide_sums_are_those_of_float32_products(float8: bool) -> None:
+    """Every weight of a product has one; without, its gradient is rounded before it is summed."""
+    spec, how = TINY["gpt-tiny"], Computing(float8=float8, sums_wide=True)
+    text = bytecode(spec, "bf16", text=True, how=how).decode()
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    wide = [line for line in products if line.rstrip().partition(" loc")[0].endswith("xf32>")]
+    assert len(wide) == 4 * spec.layers + 1
+    x = jax.random.normal(jax.random.key(0), (2, 8, 16), jnp.bfloat16)
+    weight, sums = jnp.ones((16, 4), jnp.bfloat16), jnp.zeros((16, 4))
+
+    def total(sums: jax.Array) -> jax.Array:
+        made = product(how, "bsh,hw->bsw", x, WideSummed(weight, sums))
+        return jnp.sum(made.astype(jnp.float32))
+
+    exact = np.sum(np.asarray(x, np.float64), axis=(0, 1))[:, None]
+    grad = jax.grad(total)(sums)
+    assert grad.dtype == jnp.float32
+    np.testing.assert_allclose(
+        grad, np.broadcast_to(exact, (16, 4)), rtol=0, atol=0.5 * float8 + 1e-4
+    )
+
+
+def test_copies_are_the_weights_rounded() -> None:
+    model = build(TINY["gpt-tiny"], "bf16", Computing(carries_copies=True))
+    tokens = jnp.zeros(model.batch["tokens"].shape, jnp.int32)
+    after, _ = jax.jit(make_step(model))(first_state(model), {"tokens": tokens, "labels": tokens})
+    pairs = zip(*(jax.tree.leaves(after[name]) for name in ("copies", "weights")), strict=True)
+    assert all(bool(jnp.all(copy == weight.astype(jnp.bfloat16))) for copy, weight in pairs)
 
 
 @pytest.mark.parametrize("clips", [False, True])
