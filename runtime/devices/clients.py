@@ -22,6 +22,7 @@ from jax._src import named_sharding, sharding
 from jaxlib import _jax, utils
 from jaxlib import xla_client as xc
 
+from shardopt.ir.jax_versions import forget_host_meshes
 from shardopt.runtime.program.hosts import Host
 
 _START_SECONDS = 120  # until all processes of a mesh must have come up
@@ -105,6 +106,7 @@ def end_unused_clients() -> None:
     for value in (*vars(named_sharding).values(), *vars(sharding).values()):
         if hasattr(value, "cache_clear"):
             value.cache_clear()
+    forget_host_meshes()
     # A client and its devices refer to each other: nothing else ends one.
     gc.collect()
 

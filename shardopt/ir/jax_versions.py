@@ -43,6 +43,17 @@ def kernel_options(*, usual_kernels: bool) -> list[tuple[str, bool]]:
     return [("xla_cpu_use_fusion_emitters", usual_kernels)] if has_older else []
 
 
+def forget_host_meshes() -> None:
+    """Before 0.10, JAX keeps every mesh that was ever made, and its devices; since then it lets go
+    of those that nobody holds. One that is made again equals the one that was forgotten."""
+    from jax._src import mesh
+
+    kept: dict[Any, Any] = getattr(mesh, "_mesh_object_dict", {})
+    for key, each in list(kept.items()):
+        if each.size and each.devices.flat[0].platform == "cpu":
+            kept.pop(key, None)
+
+
 def keys_can_be_placed() -> bool:
     """Whether an exported function may have shardings of typed keys. Before 0.10.2, jax takes them
     for those of the raw data, which have more dimensions, and makes a module that does not
