@@ -29,7 +29,7 @@ from shardopt.caching.store import Store
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.forms.exported_program import StageFunction, TensorSpec
-from shardopt.ir.jax_versions import kernel_options, result_handler
+from shardopt.ir.jax_versions import kernel_options, merges_behind_barriers, result_handler
 from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.devices.clients import Devices, unshared_devices
 from shardopt.runtime.devices.executables import compiled_in_parallel, load_or_compile
@@ -289,9 +289,9 @@ def compile_quickly(options: Any, *, usual_kernels: bool = False) -> None:
 
 
 def keep_barriers(build: Any, bytecode: bytes) -> None:
-    """The CPU compiler drops barriers before its last elimination of common subexpressions, which
-    would merge what is computed again with the original. It turns small loops into single kernels,
-    and in jaxlib 0.12 a kernel with a barrier does not compile, or ends the process."""
-    if b"optimization_barrier" in bytecode:
+    """The CPU compiler may drop barriers before its last elimination of common subexpressions,
+    which would merge what is computed again with the original. Where they stay, small loops must
+    not become single kernels: one with a barrier does not compile, or ends the process."""
+    if b"optimization_barrier" in bytecode and merges_behind_barriers():
         passes = "cse_barrier_expander,small-while-loop-hoisting"
         build.debug_options.xla_disable_hlo_passes = passes

@@ -39,8 +39,18 @@ def named_shardings_flag(exported: type) -> dict[str, Any]:
 def kernel_options(*, usual_kernels: bool) -> list[tuple[str, bool]]:
     """Options of XLA that choose its older or its usual emitter of kernels. Since jaxlib 0.11 there
     is no choice, and who asks for it is refused."""
-    has_older = importlib.metadata.version("jaxlib").split(".")[:2] in (["0", "9"], ["0", "10"])
-    return [("xla_cpu_use_fusion_emitters", usual_kernels)] if has_older else []
+    return [("xla_cpu_use_fusion_emitters", usual_kernels)] if _is_before_0_11() else []
+
+
+def merges_behind_barriers() -> bool:
+    """Whether XLA for CPU has to be told to keep barriers, or merges what they are to hold apart.
+    Since jaxlib 0.11 it does not merge it; and who tells it gets wrong numbers, as a barrier's
+    operand is overwritten while others still read it."""
+    return _is_before_0_11()
+
+
+def _is_before_0_11() -> bool:
+    return importlib.metadata.version("jaxlib").split(".")[:2] in (["0", "9"], ["0", "10"])
 
 
 def forget_host_meshes() -> None:

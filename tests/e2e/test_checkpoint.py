@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
@@ -26,6 +27,7 @@ from tests.e2e.older_xla import check_peaks
 from tests.e2e.test_sharding_against_xla import SLOW, stage_function
 
 STEPS = 3
+ROWS = np.array([3, 1, 1, 7, 0, 2, 5, 6])
 KEYS = jax.random.split(jax.random.key(7), STEPS)
 # The others take seconds each.
 QUICK = ("plain", "around_two_blocks", "save_only_these_names")
@@ -75,7 +77,7 @@ def test_nested_ones_in_one_stage_or_microbatch(name: str, stages: int, microbat
 
 
 def test_a_barrier_in_a_small_loop() -> None:
-    """XLA would make one kernel of the loop, which in jaxlib 0.12 may not have a barrier."""
+    """XLA would make one kernel of the loop, which may not have a barrier."""
 
     def loop(x: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 3, lambda _, v: jax.lax.optimization_barrier(2 * v) + 1, x)
@@ -83,6 +85,24 @@ def test_a_barrier_in_a_small_loop() -> None:
     ones = np.ones(4, np.float32)
     planned_loop = shardopt.parallelize(cluster="cpu-test:1x2", stages=1, microbatches=1)(loop)
     np.testing.assert_array_equal(np.asarray(planned_loop(ones)), np.asarray(jax.jit(loop)(ones)))
+
+
+def test_a_value_that_is_read_beside_a_barrier() -> None:
+    """XLA told to keep barriers would overwrite it, since jaxlib 0.11."""
+
+    def function(x: jax.Array) -> jax.Array:
+        clipped = jnp.where(x > 0, x, 0.0)
+        summed = jax.lax.optimization_barrier(clipped) + jnp.sum(x, 0)
+        mixed = summed[ROWS] + summed[:, ::-1]
+        return mixed * clipped * mixed
+
+    x = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    planned_function = shardopt.parallelize(cluster="cpu-test:1x2", stages=1, microbatches=1)(
+        function
+    )
+    np.testing.assert_allclose(
+        np.asarray(planned_function(x)), np.asarray(jax.jit(function)(x)), rtol=1e-5, atol=1e-5
+    )
 
 
 def planned_memory(policy: str, is_scanned: bool) -> tuple[int, int, int, float]:

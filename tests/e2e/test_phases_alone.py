@@ -8,7 +8,8 @@ import pytest
 from shardopt.frontend.calls.phase_options import phase_text
 from shardopt.frontend.plans.plan import Plan
 from shardopt.ir.context import make_context
-from shardopt.ir.io import load_module, module_text
+from shardopt.ir.io import load_module
+from shardopt.pipeline.dumps import FILE_STYLE
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import PHASE_NAMES, phase_range
 from tests.e2e.models import MODELS
@@ -30,4 +31,4 @@ def test_a_phase_alone_gives_the_bytes_of_the_pipeline(
     with make_context() as context:
         module = load_module(dumps[before].encode(), context)
         run_pipeline(module, phase_range(phase, phase, phase_text(plan.options, phase)))
-        assert module_text(module) == dumps[phase]
+        assert FILE_STYLE.text(module.operation, verified=True) == dumps[phase]

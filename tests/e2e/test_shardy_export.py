@@ -53,7 +53,7 @@ def test_it_computes_what_numpy_does_step_after_step() -> None:
 def test_program_of_the_module() -> None:
     program = program_of(TEXT)
     assert [(argument.name, argument.alias) for argument in program.arguments[:3]] == [
-        ("arg0", 0),
+        ("params['w1']", 0),
         ("arg1", 1),
         ("arg2", None),
     ]
