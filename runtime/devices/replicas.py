@@ -56,12 +56,6 @@ class Replicas:
         return core.ShapedArray((shape[0] * len(self._devices), *shape[1:]), numpy_dtype(dtype))
 
 
-def host_devices(count: int) -> list[Any]:
-    """Devices of a new CPU client."""
-    client: Any = xc.make_cpu_client(num_devices=count)
-    return list(client.devices())
-
-
 def accelerators() -> list[Any]:
     """The devices of JAX's default backend, unless that is the host."""
     import jax

@@ -21,7 +21,8 @@ import numpy as np
 from shardopt import __version__
 from shardopt.cost.collectives import PERMUTE
 from shardopt.hardware.cluster import Link
-from shardopt.runtime.devices.replicas import Replicas, accelerators, host_devices
+from shardopt.runtime.devices.clients import unshared_devices
+from shardopt.runtime.devices.replicas import Replicas, accelerators
 from shardopt.runtime.profiling.collective_chains import collective
 from shardopt.runtime.profiling.slopes import Effort, measure_chain
 from shardopt.runtime.transports.vectors import receive_arrays, receive_exactly, send_arrays
@@ -99,7 +100,7 @@ def _devices(platform: str, count: int) -> list[Any]:
     found = [] if platform == "cpu" else accelerators()
     if platform == "gpu" and not found:
         raise UserError(f"no GPU on host '{socket.gethostname()}'")
-    return found[:count] or host_devices(count)
+    return found[:count] or unshared_devices(count).local
 
 
 class Echo:

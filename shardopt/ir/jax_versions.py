@@ -3,10 +3,10 @@ of its number only where nothing else shows it."""
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import fields
 from typing import Any, Literal, TypeAlias
 
+import jaxlib.version
 from jaxlib import _jax
 from jaxlib.mlir import ir
 
@@ -50,7 +50,7 @@ def merges_behind_barriers() -> bool:
 
 
 def _is_before_0_11() -> bool:
-    return importlib.metadata.version("jaxlib").split(".")[:2] in (["0", "9"], ["0", "10"])
+    return jaxlib.version.__version_info__ < (0, 11)
 
 
 def forget_host_meshes() -> None:

@@ -24,7 +24,7 @@ from shardopt.dialect.tiles import TILE, read_tile
 from shardopt.extract.op_graph import read_tensor
 from shardopt.ir.rewriting import functions, operations
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.runtime.devices.replicas import host_devices
+from shardopt.runtime.devices.clients import unshared_devices
 from shardopt.runtime.devices.xla import compile_quickly
 
 _KINDS = {"collective_permute": "permute"} | {
@@ -34,7 +34,7 @@ _KINDS = {"collective_permute": "permute"} | {
 
 @cache
 def _devices(count: int) -> list[Any]:
-    return host_devices(count)
+    return unshared_devices(count).local
 
 
 def run_device_program(module: ir.Module, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -146,6 +146,25 @@ def test_parquet_that_does_not_fit_is_one_error(
     assert captured.err.count("error:") == 1 and message in captured.err
 
 
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_rows_that_are_damaged_are_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    """What a file says of itself can be read, and the rows cannot."""
+    rows, path = np.random.default_rng(0).random((4096, 4), np.float32), tmp_path / f"a.{suffix}"
+    if suffix == "npz":
+        np.savez_compressed(path, t=rows)
+    else:
+        parquet.write_table(pa.table({"t": pa.array(list(rows))}), path, write_page_checksum=True)
+    damaged = bytearray(path.read_bytes())
+    middle = len(damaged) // 2
+    damaged[middle : middle + 400] = b"\xff" * 400
+    path.write_bytes(damaged)
+    assert main(["run", str(MODULE), "--quick-compile", "--data", str(path)]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("error:") == 1 and f"cannot read '{path}'" in captured.err
+
+
 def batches(step: int) -> Iterator[dict[str, np.ndarray]]:
     while step < 5:
         x, t = inputs(step)[2:]

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wide_model
@@ -31,8 +33,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> RemotePath:
     return RemotePath(f"{request.param}://{name}")
 
 
-def start(folder: RemotePath | None = None, **options: object) -> Run:
-    saved = None if folder is None else CheckpointOptions(folder, **options)  # type: ignore[arg-type]
+def start(folder: RemotePath | None = None, **options: Any) -> Run:
+    saved = None if folder is None else CheckpointOptions(folder, **options)
     return open_run(example(), quick_compile=True, checkpoints=saved)
 
 
@@ -79,15 +81,16 @@ def test_the_manifest_is_written_last_and_removed_first(
 ) -> None:
     done: list[tuple[str, str]] = []
     for name in ("create", "write", "remove"):
+        original: Callable[..., object] = vars(RemotePath)[name]
 
         def noted(
             path: RemotePath,
             *arguments: object,
             name: str = name,
-            method: object = vars(RemotePath)[name],
+            method: Callable[..., object] = original,
         ) -> object:
             done.append((name, path.name))
-            return method(path, *arguments)  # type: ignore[operator]
+            return method(path, *arguments)
 
         monkeypatch.setattr(RemotePath, name, noted)
     with start(store, every=1, keep=1) as run:
@@ -177,8 +180,11 @@ def test_hosts_write_to_one_store(tmp_path: Path) -> None:
     program, (w, k) = load(wide_model.TEXT), wide_model.inputs()
     store = RemotePath(f"file://{tmp_path}/store")
     saved = CheckpointOptions(store, every=1)
-    options = {"devices_per_host": wide_model.DEVICES_PER_HOST, "quick_compile": True}
-    with open_run(program, "process", checkpoints=saved, **options) as run:  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "devices_per_host": wide_model.DEVICES_PER_HOST,
+        "quick_compile": True,
+    }
+    with open_run(program, "process", checkpoints=saved, **options) as run:
         run.load([w, k])
         run.step()
     files = {
@@ -194,7 +200,7 @@ def test_hosts_write_to_one_store(tmp_path: Path) -> None:
         assert all(row.within(1e-5) for row in compare(run.step(), wide_model.expected_step(w, k)))
     memory = CheckpointOptions(f"memory://{secrets.token_hex(4)}", every=1, background=False)
     with (
-        open_run(program, "process", checkpoints=memory, **options) as run,  # type: ignore[arg-type]
+        open_run(program, "process", checkpoints=memory, **options) as run,
         pytest.raises(UserError, match="must be shared by all hosts"),
     ):
         run.load([w, k])

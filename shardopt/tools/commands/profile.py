@@ -121,14 +121,15 @@ def _run(args: argparse.Namespace) -> None:
 
 def _devices(platform: str, count: int | None) -> list[Any]:
     """Raises UserError when there are too few."""
-    from shardopt.runtime.devices.replicas import accelerators, host_devices
+    from shardopt.runtime.devices.clients import unshared_devices
+    from shardopt.runtime.devices.replicas import accelerators
 
     devices = [] if platform == "cpu" else accelerators()
     if devices or platform == "accelerator":
         if len(devices) < (count or 1):
             raise UserError(f"expected {count or 1} accelerators, found {len(devices)}")
         return devices[:count]
-    return host_devices(count or 4)
+    return unshared_devices(count or 4).local
 
 
 def _origin(devices: list[Any], request: Any, day: date | None) -> dict[str, str]:

@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 import zipfile
+import zlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -160,8 +161,11 @@ class _Npz:
     def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         import numpy as np
 
-        with np.load(self.file, allow_pickle=False) as stored:
-            return {name: stored[name] for name in names}
+        try:
+            with np.load(self.file, allow_pickle=False) as stored:
+                return {name: stored[name] for name in names}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise UserError(f"cannot read '{self.file}': {error}") from error
 
 
 @dataclass(frozen=True)
@@ -177,10 +181,14 @@ class _RowGroup:
         return dict.fromkeys(self.names, self.count)
 
     def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
 
-        with ParquetFile(self.file) as opened:
-            table = opened.read_row_group(self.number, columns=list(names)).combine_chunks()
+        try:
+            with ParquetFile(self.file, page_checksum_verification=True) as opened:
+                table = opened.read_row_group(self.number, columns=list(names)).combine_chunks()
+        except (OSError, ArrowException) as error:
+            raise UserError(f"cannot read '{self.file}': {error}") from error
         return {
             name: _of_column(f"'{self.file}': column '{name}'", table.column(name))
             for name in names
@@ -214,6 +222,7 @@ def _of_column(what: str, column: Any) -> np.ndarray:
     Raises UserError."""
     import numpy as np
     import pyarrow as pa
+    import pyarrow.compute
 
     if column.null_count:
         raise UserError(f"{what} has rows without a value")

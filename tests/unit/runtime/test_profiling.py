@@ -12,7 +12,8 @@ import pytest
 from shardopt.cost.collectives import COLLECTIVES
 from shardopt.hardware.profile import COMPUTE_KINDS, DISPATCH, SEND, Measurement
 from shardopt.hardware.profile_file import load_profile
-from shardopt.runtime.devices.replicas import Replicas, accelerators, host_devices
+from shardopt.runtime.devices.clients import unshared_devices
+from shardopt.runtime.devices.replicas import Replicas, accelerators
 from shardopt.runtime.profiling.chains import COMPUTE, Chain, elementwise, matmul
 from shardopt.runtime.profiling.collective_chains import collective
 from shardopt.runtime.profiling.measure import MeasurementRequest, measure_profile
@@ -27,7 +28,7 @@ from shardopt.runtime.profiling.slopes import (
 from shardopt.tools.shardopt import main
 
 LEAST = Effort(fewest=1, most=1, seconds=0.0)
-DEVICES = host_devices(4)
+DEVICES = unshared_devices(4).local
 ALL = Replicas(DEVICES)
 
 
