@@ -118,7 +118,7 @@ def of_stage_phase(arrays: CostArrays, candidate: tuple[int, int, int], held: in
     sharding = arrays.cost_cache.sharding(part, mesh, arrays.sharders[config])
     tables = StrategyTables(mesh, arrays.problem.cluster)
     facts = PartFacts(part)
-    sharded = ShardedPart(facts, tables, sharding.choice)
+    sharded = ShardedPart(facts, tables, sharding.choice, sharding.transient)
     live = sharded.live_bytes(copies=True, in_flight=held)
     group = np.array([part.graph.ops[op].group for op in facts.execution.order])
     seconds, peaks = dict.fromkeys(_PARTS, 0.0), dict.fromkeys(_PARTS, 0)

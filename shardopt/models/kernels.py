@@ -197,7 +197,7 @@ def wide_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def _wide_forward(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, Residuals]:
     wide = _alone(logits.astype(jnp.float32))
-    logs = _alone(wide - _log_total(wide))
+    logs = _beside(wide - _log_total(wide), wide)
     chosen = jnp.sum(jnp.where(_is_label(logits, labels), logs, 0.0), axis=-1)
     return -chosen, (logs, labels, jnp.zeros((), logits.dtype))
 
@@ -207,7 +207,16 @@ def _wide_backward(saved: Residuals, grad: jax.Array) -> Residuals:
     nothing = logs - logs  # zeros that lie as these do
     into_logs = _alone(jnp.where(_is_label(logs, labels), -grad[..., None], nothing))
     total = jnp.sum(into_logs, axis=-1, keepdims=True)
-    return _alone(into_logs - jnp.exp(logs) * total).astype(like_logits.dtype), None
+    slope = _beside(into_logs - jnp.exp(logs) * total, into_logs, logs)
+    return slope.astype(like_logits.dtype), None
+
+
+def _beside(x: jax.Array, *operands: jax.Array) -> jax.Array:
+    """Written to memory beside its operands, as by libraries that write over nothing they read."""
+    made, *held = jax.lax.optimization_barrier((x, *operands))
+    for each in held:  # what is not read behind it would be gone
+        made = made + _alone(0.0 * each[..., :1])
+    return made
 
 
 wide_cross_entropy.defvjp(_wide_forward, _wide_backward)

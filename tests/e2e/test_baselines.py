@@ -11,9 +11,13 @@ from functools import cache, partial
 from math import prod
 from typing import get_args, get_type_hints
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
+import shardopt
 from shardopt.extract.mesh_graphs import MeshGraph, read_plain
 from shardopt.extract.op_graph import sharding_rules
 from shardopt.hardware.cluster import Cluster
@@ -165,6 +169,39 @@ def test_zero3_splits_the_weights_too() -> None:
     )
     assert scattered == baseline.weight_shapes()
     assert gathered == baseline.weight_shapes() + AGAIN
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_zero3_holds_no_whole_weight_from_forward_to_backward(microbatches: int) -> None:
+    """In one stage, with or without a loop: a further weight takes a device less than itself."""
+    width = 256
+
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(x * x)
+
+    def step(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        slopes = jax.grad(loss)(weights, x)
+        return [weight - 0.1 * slope for weight, slope in zip(weights, slopes, strict=True)]
+
+    def peak(count: int) -> int:
+        weights = [0.1 * jax.random.normal(jax.random.key(k), (width, width)) for k in range(count)]
+        x = jax.random.normal(jax.random.key(count), (16, width))
+        planned_step = shardopt.parallelize(
+            step,
+            cluster="cpu-test:1x4",
+            stages=1,
+            microbatches=microbatches,
+            intra_op="zero3",
+            logical_shape="1x4",
+        )
+        with planned_step:
+            for got, wanted in zip(planned_step(weights, x), step(weights, x), strict=True):
+                np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), atol=1e-6)
+        return max(stage.peak_bytes for stage in planned_step.plan(weights, x).summary.stages)
+
+    assert peak(12) - peak(4) < 8 * 4 * width**2
 
 
 def test_zero_holds_a_fraction_of_the_state() -> None:

@@ -6,6 +6,9 @@ from __future__ import annotations
 from functools import cache
 from itertools import pairwise
 
+import jax
+import jax.export
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
@@ -35,19 +38,18 @@ ACCURACY = 0.30
 
 
 class Planned:
-    """A module sharded within a budget and compiled: predicted and compiled bytes, barriers, and
+    """A module sharded with options and compiled: predicted and compiled bytes, barriers, and
     outputs."""
 
-    def __init__(self, model: Model, mesh: str, budget: str = "", cluster: Cluster = SLOW) -> None:
+    def __init__(self, model: Model, mesh: str, options: str = "", cluster: Cluster = SLOW) -> None:
         artifact, inputs = model
         with make_context() as context, ir.Location.unknown():
             module = load_module(artifact, context)
             run_pipeline(module, "builtin.module(shardopt-import)")
             self.reference = run_reference(module, inputs)
             write_cluster(module, cluster)
-            limit = f" memory-budget={budget}" if budget else ""
             self.result = run_pipeline(
-                module, f"builtin.module(shardopt-shard{{mesh={mesh}{limit}}})"
+                module, f"builtin.module(shardopt-shard{{mesh={mesh} {options}}})"
             )
             self.barriers = len(operations(module.operation, ["stablehlo.optimization_barrier"]))
             function = stage_function(module, parse_mesh(mesh))
@@ -81,7 +83,7 @@ def test_predicted_bytes_are_close_to_the_compiled_ones() -> None:
 @pytest.mark.parametrize("mesh", ["1", "2x2"])
 def test_a_budget_makes_the_compiled_program_smaller_and_keeps_its_numbers(mesh: str) -> None:
     budget = int(0.8 * free(mesh).predicted)
-    planned = Planned(mlp(256, 64), mesh, str(budget))
+    planned = Planned(mlp(256, 64), mesh, f"memory-budget={budget}")
     assert planned.predicted <= budget
     assert planned.barriers > 0
     assert planned.compiled < 0.9 * free(mesh).compiled
@@ -91,10 +93,27 @@ def test_a_budget_makes_the_compiled_program_smaller_and_keeps_its_numbers(mesh:
 @pytest.mark.slow
 def test_a_recomputed_transformer_gives_the_numbers_of_one_device() -> None:
     budget = int(0.91 * transformer().predicted)
-    planned = Planned(MODELS["gpt"](), "1", str(budget))
+    planned = Planned(MODELS["gpt"](), "1", f"memory-budget={budget}")
     assert planned.predicted <= budget
     assert planned.result.statistics["shardopt-choose-shardings", "mesh: rematerialized values"] > 0
     assert any(remark.kind == "rematerialized" for remark in planned.result.diagnostics)
+    planned.check_numbers()
+
+
+def test_a_slice_of_what_kernels_make_for_themselves_takes_no_memory() -> None:
+    """The mask of the whole batch is made on every device, which reads its own part."""
+
+    def masked(queries: jax.Array, keys: jax.Array) -> jax.Array:
+        scores = jnp.einsum("bqd,bkd->bqk", queries, keys)
+        at = jnp.arange(scores.shape[1])
+        mask = jnp.broadcast_to(at[:, None] >= at, scores.shape)
+        shares = jnp.tanh(jnp.where(mask, scores, -1e9))
+        return jnp.where(mask, (shares @ keys[:, :, :1]) * shares, 0.0).sum(1)
+
+    rows = np.random.default_rng(0).random((8, 256, 64), np.float32)
+    exported = jax.export.export(jax.jit(masked))(rows, rows).mlir_module_serialized
+    planned = Planned((exported, [rows, rows]), "4", "intra-op=data batch-args=0,1")
+    assert planned.predicted == pytest.approx(planned.compiled, rel=0.05)
     planned.check_numbers()
 
 
@@ -134,4 +153,4 @@ def test_too_small_a_budget_names_the_operation_and_what_is_held() -> None:
     with pytest.raises(
         PassFailure, match=r"mesh 'mesh' does not fit into 1000 bytes a device \(at least \d+ bytes"
     ):
-        Planned(mlp(16, 32, 2), "1", "1000")
+        Planned(mlp(16, 32, 2), "1", "memory-budget=1000")

@@ -157,10 +157,9 @@ class DataParallel:
 
     def gathered_for_use(self, stage: int) -> frozenset[int]:
         """What ZeRO 3 gathers before each use and drops behind it (section 5.3): weights, and what
-        is made of them alone. Where forward and backward are fragments, none keeps a copy for the
-        other anyway."""
+        is made of them alone."""
         graph = self.tables.graph
-        if stage < 3 or len({op.group for op in graph.ops}) > 1:
+        if stage < 3:
             return frozenset()
         derived = WeightUses.of(graph, self.flow).derived
         return frozenset(tensor for tensor, is_derived in enumerate(derived) if is_derived)

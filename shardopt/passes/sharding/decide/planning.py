@@ -7,7 +7,7 @@ For each mesh the rules of the problem come from the user's demands, the plan fi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardopt.dialect.mpmd import is_mesh_tensor
@@ -103,13 +103,13 @@ class MeshPlanner:
         )
         restriction = restrict(graph.method, tables, input_kinds)
         try:
-            problem = tables.problem(
+            return tables.problem(
                 fixed=restriction.fixed,
                 allowed=restriction.allowed,
                 tied=tuple(graph.tied),
+                transient=restriction.transient,
                 residency=graph.residency,
             )
-            return replace(problem, transient=restriction.transient)
         except ImpossibleSharding as error:
             where = graph.fragments[0] if error.op is None else graph.reader.handles[error.op]
             raise self.pm.error(where, str(error)) from error

@@ -3,7 +3,6 @@ they read."""
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from shardopt.cost.collectives import PERMUTE, Step
@@ -33,12 +32,10 @@ class Communication:
     beside: float = 0.0
 
 
-def find_communication(
-    sharded: ShardedOps, cluster: Cluster, fused: Set[int]
-) -> tuple[Communication, ...]:
+def find_communication(sharded: ShardedOps, cluster: Cluster) -> tuple[Communication, ...]:
     """All collectives, those of each operation behind what reshards its operands."""
     reshards: dict[int, list[Communication]] = {}
-    for each in find_reshards(sharded, cluster, fused):
+    for each in find_reshards(sharded, cluster):
         reshards.setdefault(each.op, []).append(each)
     communication: list[Communication] = []
     owner, links = cluster.group_of(sharded.mesh), CommunicationCosts(cluster, sharded.mesh)
@@ -58,14 +55,12 @@ def find_communication(
     return tuple(communication)
 
 
-def find_reshards(
-    sharded: ShardedOps, cluster: Cluster, fused: Set[int]
-) -> tuple[Communication, ...]:
+def find_reshards(sharded: ShardedOps, cluster: Cluster) -> tuple[Communication, ...]:
     """The collectives that reshard operands, in program order; operations without a strategy need
     none. Readers of one scope share the steps by which their chains begin, as they do in the
     compiled module, unless one is named in `fresh`. What is `fused` otherwise is written with the
     first step, and read in each sharding with the last step towards it."""
-    reshards = _Reshards(sharded, cluster, fused)
+    reshards = _Reshards(sharded, cluster)
     for index, strategy in sharded.strategies.items():
         operands = sharded.graph.ops[index].operands
         for tensor, target in zip(operands, strategy.operands, strict=True):
@@ -81,8 +76,8 @@ _Value = tuple[int, bool, tuple[int, int]]
 class _Reshards:
     """Collectives so far, and who can share them."""
 
-    def __init__(self, sharded: ShardedOps, cluster: Cluster, fused: Set[int]) -> None:
-        self.sharded, self.fused = sharded, fused
+    def __init__(self, sharded: ShardedOps, cluster: Cluster) -> None:
+        self.sharded = sharded
         self.owner = cluster.group_of(sharded.mesh)
         self.links = CommunicationCosts(cluster, sharded.mesh)
         self.producers = sharded.graph.producers()
@@ -99,7 +94,7 @@ class _Reshards:
         value, source = sharded.graph.tensors[tensor], sharded.shardings[tensor]
         is_fresh = (tensor, target, index) in sharded.fresh
         scope = sharded.graph.ops[index].scope
-        key: _Value = sharded.origin(tensor), tensor in self.fused, scope
+        key: _Value = sharded.origin(tensor), tensor in sharded.fused, scope
         chain: tuple[Sharding, ...] = ()
         last: int | None = None
         for step, after in resharding_path(source, target, mesh, value.shape, value.itemsize):
@@ -126,7 +121,7 @@ class _Reshards:
 
     def _in_memory(self, tensor: int, sharding: Sharding) -> float:
         """Seconds to write or read a device's share of what would stay inside of a kernel."""
-        if tensor not in self.fused:
+        if tensor not in self.sharded.fused:
             return 0.0
         value, mesh = self.sharded.graph.tensors[tensor], self.sharded.mesh
         return written_seconds(self.owner.device, value, sharding, mesh)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 
-from shardopt.cost.resharding_chain import resharding_stops
+from shardopt.cost.resharding_chain import resharding_steps, resharding_stops
 from shardopt.graph.op_graph import OpGraph
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, ShardedOps, local_bytes
@@ -49,6 +49,10 @@ def find_copies(
                 ends = (shardings[tensor], target)
                 whole += _largest_intermediate(graph, mesh, tensor, ends, index, position)
                 continue  # the copy is its result
+            if tensor in sharded.fused and not _is_moved(
+                graph, mesh, tensor, shardings[tensor], target
+            ):
+                continue  # the kernels of its readers make their slices
             key = (sharded.origin(tensor), target, op.scope)
             number[key] = number.get(key, 0) + ((tensor, target, index) in sharded.fresh)
             known = copies.get((*key, number[key]))
@@ -67,6 +71,13 @@ def find_copies(
             if size > local_bytes(graph, mesh, tensor, after):
                 whole.append(TensorCopy(tensor, None, index, position, position + 1, size))
     return (*copies.values(), *whole)
+
+
+def _is_moved(graph: OpGraph, mesh: Mesh, tensor: int, source: Sharding, target: Sharding) -> bool:
+    """Whether devices exchange anything for a resharding, instead of each taking a slice of what it
+    has."""
+    value = graph.tensors[tensor]
+    return bool(resharding_steps(source, target, mesh, value.shape, value.itemsize))
 
 
 def _largest_intermediate(
@@ -90,6 +101,8 @@ def copies_after_others(
     """The copies of `tensors` to be made anew when each is dropped after use: for a reader before
     which another of them was read since the copy was."""
     again: set[tuple[int, Sharding, int]] = set()
+    if not (tensors := tensors - sharded.cheap_to_clone):
+        return frozenset()
     uses: dict[tuple[int, Sharding], int] = {}
     count = 0
     for index in order:

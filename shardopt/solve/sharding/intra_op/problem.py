@@ -191,6 +191,7 @@ class IntraOpTables:
         fixed: Mapping[int, Sharding] | None = None,
         allowed: Mapping[int, Sequence[int]] | None = None,
         tied: Tied = (),
+        transient: frozenset[int] = frozenset(),
         memory_limit_bytes: int | None = None,
         residency: Residency | None = None,
     ) -> IntraOpProblem:
@@ -199,10 +200,11 @@ class IntraOpTables:
         `fixed` gives tensors their sharding; `allowed` limits operations to some of their
         strategies (number 0 runs in full on every device). `tied` pairs must end with equal
         shardings; the second of a pair lives in the memory of the first (a donated argument and its
-        result, an accumulator before and after). Tensors and operations outside of the part are
-        ignored. `memory_limit_bytes` bounds the bytes that a device holds at any time, apart from
-        copies of operands; these and recomputed values are the business of `budget`. `residency`
-        says what lives longer than the order of operations tells.
+        result, an accumulator before and after). Copies of `transient` tensors are dropped after
+        use. Tensors and operations outside of the part are ignored. `memory_limit_bytes` bounds the
+        bytes that a device holds at any time, apart from copies of operands; these and recomputed
+        values are the business of `budget`. `residency` says what lives longer than the order of
+        operations tells.
 
         Raises ImpossibleSharding for a fixed sharding that no strategy of the operation can make.
         """
@@ -220,10 +222,15 @@ class IntraOpTables:
         builder.limit({tensor: (sharding,) for tensor, sharding in fixed.items()})
         builder.allow(self._permitted())
         builder.allow(allowed or {})
-        return self._finished(builder, memory_limit_bytes, residency or Residency())
+        residency = residency or Residency()
+        return self._finished(builder, transient, memory_limit_bytes, residency)
 
     def _finished(
-        self, builder: ProblemBuilder, limit: int | None, residency: Residency
+        self,
+        builder: ProblemBuilder,
+        transient: frozenset[int],
+        limit: int | None,
+        residency: Residency,
     ) -> IntraOpProblem:
         execution = self.execution
         inside = set(builder.ops)
@@ -248,6 +255,7 @@ class IntraOpTables:
             node_of=builder.node_of,
             order=order,
             aliases=builder.aliases,
+            transient=transient,
         )
 
 
@@ -272,7 +280,7 @@ class IntraOpProblem:
     node_of: Mapping[int, int]
     order: tuple[int, ...]
     aliases: Mapping[int, int]
-    transient: frozenset[int] = frozenset()
+    transient: frozenset[int]
 
     @cached_property
     def sharing(self) -> Sharing:
@@ -363,13 +371,13 @@ class IntraOpProblem:
         shardings.update(self._of_first_readers(strategies))
         graph, mesh, cluster = self.tables.graph, self.tables.mesh, self.tables.strategies.cluster
         fresh = fresh | fresh_copies(graph, strategies, rematerialized)
-        sharded = ShardedOps(graph, mesh, shardings, strategies, self.cheap_to_clone, fresh)
-        if self.transient:
-            again = copies_after_others(sharded, self.order, self.transient)
-            sharded = replace(sharded, fresh=fresh | again)
+        fused = self.tables.fusion.fused
+        sharded = ShardedOps(graph, mesh, shardings, strategies, self.cheap_to_clone, fused, fresh)
+        again = copies_after_others(sharded, self.order, self.transient)
+        sharded = replace(sharded, fresh=fresh | again)
         return IntraOpPlan(
             **vars(sharded),
-            communication=find_communication(sharded, cluster, self.tables.fusion.fused),
+            communication=find_communication(sharded, cluster),
             order=self.order,
             live_bytes=self._live_bytes(sharded, rematerialized),
             rematerialized=rematerialized,

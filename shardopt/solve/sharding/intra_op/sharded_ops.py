@@ -21,13 +21,15 @@ class ShardedOps:
     that these read and make.
 
     A tensor of `cheap_to_clone` (a constant, say) is made once more for each reader that wants
-    another sharding. Copies of `fresh` are made anew for their readers."""
+    another sharding; one of `fused` is made in the kernels of its readers. Copies of `fresh` are
+    made anew for theirs."""
 
     graph: OpGraph
     mesh: Mesh
     shardings: Mapping[int, Sharding]
     strategies: Mapping[int, Strategy]
     cheap_to_clone: Set[int]
+    fused: Set[int]
     fresh: FreshCopies
 
     def origin(self, tensor: int) -> int:

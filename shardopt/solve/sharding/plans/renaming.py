@@ -46,6 +46,7 @@ def renamed(
         shardings={tensors[tensor]: sharding for tensor, sharding in plan.shardings.items()},
         strategies=dict(sorted((ops[op], strategy) for op, strategy in plan.strategies.items())),
         cheap_to_clone=frozenset(tensors[tensor] for tensor in plan.cheap_to_clone),
+        fused=frozenset(tensors[tensor] for tensor in plan.fused),
         communication=tuple(sorted(map(moved, plan.communication), key=lambda item: item.op)),
         order=tuple(ops[op] for op in plan.order),
         rematerialized=tuple(map(remat, plan.rematerialized)),

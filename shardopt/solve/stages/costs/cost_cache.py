@@ -155,7 +155,7 @@ class CostCache:
 
 def _plain(value: object) -> object:
     if isinstance(value, PartSharding):
-        return [value.fragment_seconds, value.choice, value.refusal]
+        return [value.fragment_seconds, value.choice, value.refusal, sorted(value.transient)]
     if isinstance(value, Fitted):
         return [value.fragment_seconds, _plain(value.memory)]
     return list(astuple(value)) if isinstance(value, Memory) else value
@@ -166,5 +166,10 @@ def _number(value: list) -> float:
 
 
 def _sharding(row: list) -> PartSharding:
-    seconds, choice, refusal = row
-    return PartSharding(tuple(map(float, seconds)), tuple(map(int, choice)), str(refusal))
+    seconds, choice, refusal, transient = row
+    return PartSharding(
+        tuple(map(float, seconds)),
+        tuple(map(int, choice)),
+        str(refusal),
+        frozenset(map(int, transient)),
+    )

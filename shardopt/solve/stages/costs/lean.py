@@ -63,7 +63,7 @@ class LeanSharder:
     def _at_peak(self, facts: PartFacts, tables: StrategyTables) -> list[tuple[int, int]]:
         """What a device holds at the position where the shortest sharding, without copies of
         operands, holds most: tensors, and of how many microbatches."""
-        live_bytes = ShardedPart(facts, tables, self.plain.choice).live_bytes(
+        live_bytes = ShardedPart(facts, tables, self.plain.choice, self.plain.transient).live_bytes(
             copies=False, in_flight=self.in_flight
         )
         peak = int(live_bytes.argmax()) if live_bytes.size else 0

@@ -68,7 +68,8 @@ class PresetSharder:
 
     def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> PartSharding:
         """Raises UserError where the preset does not apply."""
-        problem = self.problem(part, tables).problem
+        whole = self.problem(part, tables)
+        problem = whole.problem
         solution = improve(
             problem,
             (0,) * problem.num_nodes,
@@ -77,7 +78,7 @@ class PresetSharder:
         )
         if not solution.choice:
             return PartSharding((), ())
-        return sharding_of(facts, tables, solution.choice)
+        return sharding_of(facts, tables, solution.choice, whole.transient)
 
     def problem(self, part: StagePart, tables: StrategyTables) -> IntraOpProblem:
         """Raises UserError where the preset does not apply."""
@@ -87,5 +88,6 @@ class PresetSharder:
             fixed=restriction.fixed,
             allowed=restriction.allowed,
             tied=part.tied,
+            transient=restriction.transient,
             residency=part.residency(),
         )

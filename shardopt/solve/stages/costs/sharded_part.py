@@ -7,7 +7,7 @@ looked at once. Only operations that reshard their operands are walked through o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from shardopt.cost.collectives import PERMUTE
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.sharding.intra_op.communication import find_reshards
-from shardopt.solve.sharding.intra_op.copies import TensorCopy, find_copies
+from shardopt.solve.sharding.intra_op.copies import TensorCopy, copies_after_others, find_copies
 from shardopt.solve.sharding.intra_op.overlap import (
     beside_computing,
     in_pieces_share,
@@ -30,11 +30,13 @@ from shardopt.solve.stages.costs.part_facts import Held, PartFacts
 
 @dataclass(frozen=True, eq=False)
 class ShardedPart:
-    """`choice` is the strategy of every operation, then the sharding of every input."""
+    """`choice` is the strategy of every operation, then the sharding of every input. Copies of
+    `transient` tensors are dropped after use."""
 
     facts: PartFacts
     tables: StrategyTables
     choice: tuple[int, ...]
+    transient: frozenset[int]
 
     def seconds(self) -> np.ndarray:
         """Seconds of a step in each fragment, `[fragments]`: computing, collectives and
@@ -45,7 +47,7 @@ class ShardedPart:
         of_pair = np.array([self._seconds_of(node) for node in self._pairs[0]])
         seconds, beside = np.zeros(len(part.kinds)), np.zeros(len(part.kinds))
         np.add.at(seconds, groups, of_pair[self._pairs[1][: len(groups)]])
-        for each in find_reshards(self._resharding, tables.cluster, part.fusion.fused):
+        for each in find_reshards(self._resharding, tables.cluster):
             op = part.graph.ops[each.op]
             whole = op.repeat // (op.trips or 1) * each.trips * each.seconds
             seconds[op.group] += whole
@@ -191,18 +193,21 @@ class ShardedPart:
 
     @cached_property
     def _resharding(self) -> ShardedOps:
-        """The operations that need more than their values themselves. Nothing of them is `fresh`:
-        which copies are shared is decided where a budget is kept."""
+        """The operations that need more than their values themselves. Which copies are shared
+        within a memory budget is decided where that is kept."""
         part = self.facts.part
         strategies = {op: self._strategy(op) for op in sorted(self._resharding_ops())}
-        return ShardedOps(
+        sharded = ShardedOps(
             graph=part.graph,
             mesh=self.tables.mesh,
             shardings=self._touched(strategies),
             strategies=strategies,
             cheap_to_clone=part.free,
+            fused=part.fusion.fused,
             fresh=frozenset(),
         )
+        order = sorted(strategies, key=self.facts.position.__getitem__)
+        return replace(sharded, fresh=copies_after_others(sharded, order, self.transient))
 
     def _touched(self, ops: Iterable[int]) -> dict[int, Sharding]:
         """How what operations read and make is sharded."""

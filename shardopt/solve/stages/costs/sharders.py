@@ -28,11 +28,12 @@ GAP = 0.002
 class PartSharding:
     """How a stage is sharded: seconds of a step in each fragment, and the choice of every operation
     and input of the part. Without choices no sharding exists; `refusal` says why, where a method
-    knows."""
+    knows. Copies of `transient` tensors are dropped after use."""
 
     fragment_seconds: tuple[float, ...]
     choice: tuple[int, ...]
     refusal: str = ""
+    transient: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,20 @@ def tables_of(part: StagePart, tables: StrategyTables) -> IntraOpTables:
     )
 
 
-def sharding_of(facts: PartFacts, tables: StrategyTables, choice: tuple[int, ...]) -> PartSharding:
+def sharding_of(
+    facts: PartFacts,
+    tables: StrategyTables,
+    choice: tuple[int, ...],
+    transient: frozenset[int] = frozenset(),
+) -> PartSharding:
     """With its seconds."""
-    return PartSharding(tuple(ShardedPart(facts, tables, choice).seconds().tolist()), choice)
+    seconds = ShardedPart(facts, tables, choice, transient).seconds()
+    return PartSharding(tuple(seconds.tolist()), choice, transient=transient)
 
 
 def memory_of(facts: PartFacts, tables: StrategyTables, sharding: PartSharding) -> Memory:
     """What a device of the mesh of `tables` holds of a part that is sharded so."""
-    sharded = ShardedPart(facts, tables, sharding.choice)
+    sharded = ShardedPart(facts, tables, sharding.choice, sharding.transient)
     return split_peak(facts, sharded.live_bytes(copies=True), 1, sharded.further_bytes())
 
 
