@@ -156,8 +156,18 @@ def _axes(row: Row, framework: Framework) -> tuple[tuple[int, int], int, str]:
     if row.tp > 1:
         split = "sequence" if framework.splits_sequence or _splits_sequence(row) else "megatron"
         return (row.dp, row.tp), row.dp, f"{split}{suffix}"
+    if stage == 3 and (pod := _pod(row)):
+        return (row.dp // pod, pod), row.dp, "mics"
     alone = "replicate" if row.dp == 1 else "data"
     return (row.dp, 1), row.dp, f"zero{stage}" if stage else alone
+
+
+def _pod(row: Row) -> int:
+    """Of how many replicas each part has a copy of the state, which it splits; 0 where all of them
+    split one."""
+    stated = re.search(r"pods of (\d+); FSDP inside a pod", row.note)
+    size = int(stated[1]) if stated else 0
+    return size if size and row.dp and row.dp > size and row.dp % size == 0 else 0
 
 
 def _splits_sequence(row: Row) -> bool:
