@@ -20,6 +20,8 @@ TOPOLOGY = "topology"
 DEVICES = "shardopt.devices"
 KIND = "shardopt.kind"
 STAGE = "shardopt.stage"
+# on a forward that does the backward of its stage, too
+BACKWARD = "shardopt.backward"
 STAGE_ID = "stage_id"  # of `mpmd.fragment`
 # on the handle of an accumulator: where its sum may be closed at the latest
 SUM_POINT = "shardopt.sum_point"
@@ -160,12 +162,14 @@ def origin_attr(names: Sequence[str]) -> ir.Attribute:
 
 @dataclass(frozen=True)
 class FragmentHead:
-    """What stands on a fragment beside its operands: where it runs, and what it is a part of."""
+    """What stands on a fragment beside its operands: where it runs, and what it is a part of;
+    whether it is a forward that does the backward of its stage, too."""
 
     mesh: str
     origin: tuple[str, ...]
     stage: int
     kind: str
+    backward: bool = False
 
 
 def fragment(
@@ -182,6 +186,8 @@ def fragment(
         result_types, inputs, origin, head.mesh, stage_id=head.stage, loc=loc, ip=ip
     ).operation
     op.attributes[KIND] = ir.StringAttr.get(head.kind)
+    if head.backward:
+        op.attributes[BACKWARD] = ir.UnitAttr.get()
     block = op.regions[0].blocks.append(
         *[parse_mesh_tensor(v.type).tensor for v in inputs], arg_locs=[loc] * len(inputs)
     )

@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.compute import dispatch_seconds
 from shardopt.dialect.cluster import CLUSTER, read_cluster
-from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
+from shardopt.dialect.mpmd import BACKWARD, KIND, RESHARDING, STAGE, parse_mesh_tensor
 from shardopt.dialect.program import StepProgram
 from shardopt.extract.op_graph import read_tensor
 from shardopt.extract.pipeline_memory import live_values, local_bytes, step_bytes
@@ -100,6 +100,7 @@ def read_pipeline(program: StepProgram, meshes: tuple[Mesh, ...]) -> PipelineGra
         graph=StageGraph(
             tuple(read.seconds),
             tuple(StageEdge(*ends, way.bytes) for ends, way in read.ways.items()),
+            frozenset(_stage_of(op) for op in program.body_ops if BACKWARD in op.attributes),
         ),
         task_seconds=read.seconds,
         transfer_seconds=tuple(way.seconds for way in read.ways.values()),

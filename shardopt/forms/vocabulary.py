@@ -13,6 +13,7 @@ from shardopt.dialect.choices import CHOICES
 from shardopt.dialect.cluster import CLUSTER
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, REPLACED_BY
 from shardopt.dialect.mpmd import (
+    BACKWARD,
     DEVICES,
     IN_FLIGHT,
     INTRA_OP,
@@ -218,6 +219,14 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "stand `fwd` and `bwd`, "
         "or `bwd_input` and `bwd_weight` for a backward in two halves (`shardopt-split-backward`). "
         "With `stage_id` of the fragment it names the task that the schedule orders.",
+    ),
+    AttributeDoc(
+        BACKWARD,
+        ("mpmd.fragment", "mpmd.fragment_call"),
+        "unit",
+        "shardopt-outline-fragments",
+        "On a `fwd` that does the backward of its stage, too: that of the last stage of a training "
+        "step, or of its only one.",
     ),
     AttributeDoc(
         SUM_POINT,

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 from shardopt.schedule.tasks import StageTask, TaskKind
-
-_BACKWARD = (TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,8 @@ class StageEdge:
 
 @dataclass(frozen=True)
 class StageGraph:
-    """The fragments that exist and the edges between them, both in program order.
+    """The fragments that exist and the edges between them, both in program order; the forward of
+    `fused_stages` does their backward, too.
 
     A schedule may hold tasks whose kind is not in the graph (the backward of a stage whose forward
     fragment computes it too): they take no time, wait for nothing and lower to nothing. Raises
@@ -48,14 +46,7 @@ class StageGraph:
 
     tasks: tuple[StageTask, ...]
     edges: tuple[StageEdge, ...]
-
-    @cached_property
-    def fused_stages(self) -> frozenset[int]:
-        """Stages whose forward does their backward too: those without a backward of their own, in a
-        pipeline where others have one."""
-        forward = {task.stage for task in self.tasks if task.kind is TaskKind.FORWARD}
-        backward = {task.stage for task in self.tasks if task.kind in _BACKWARD}
-        return frozenset(forward - backward) if backward else frozenset()
+    fused_stages: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         known = set(self.tasks)

@@ -30,7 +30,15 @@ from jaxlib.mlir.dialects import mpmd
 from shardopt.dialect.attributes import i32
 from shardopt.dialect.choices import drop_choices
 from shardopt.dialect.donation import ALIASING_OUTPUT
-from shardopt.dialect.mpmd import KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
+from shardopt.dialect.mpmd import (
+    BACKWARD,
+    KIND,
+    STAGE,
+    STAGE_ID,
+    mesh_shape_attr,
+    parse_mesh_tensor,
+    read_topology,
+)
 from shardopt.dialect.program import body_of, read_program
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.extract.buffer_reuse import reused_buffers, reused_in_function
@@ -81,8 +89,9 @@ class _Lowering:
             loc=fragment.location,
             ip=ir.InsertionPoint(fragment),
         ).operation
-        for name, source in ((KIND, KIND), (STAGE, "stage_id"), (COST, COST)):
+        for source in (KIND, BACKWARD, STAGE_ID, COST):
             if source in fragment.attributes:
+                name = STAGE if source == STAGE_ID else source
                 call.attributes[name] = fragment.attributes[source]
         return call
 

@@ -36,13 +36,15 @@ from shardopt.ir.rewriting import defining, replace_reads
 
 @dataclass
 class Group:
-    """Operations that become one fragment. `exports` are shared values that must leave it, too."""
+    """Operations that become one fragment, of a forward perhaps with the `backward` of its stage.
+    `exports` are shared values that must leave it, too."""
 
     mesh: str
     stage: int
     kind: str
     ops: list[ir.Operation] = field(default_factory=list)
     exports: list[ir.Value] = field(default_factory=list)
+    backward: bool = False
 
     def origin(self) -> list[str]:
         layers = sorted(
@@ -134,7 +136,9 @@ class Outliner:
         loc = resolved.ops[0].location
         inputs = [self.arrive(v, group.mesh, loc) for v in resolved.inputs]
         op, block = fragment(
-            FragmentHead(group.mesh, tuple(group.origin()), group.stage, group.kind),
+            FragmentHead(
+                group.mesh, tuple(group.origin()), group.stage, group.kind, group.backward
+            ),
             inputs,
             [self.type_on(group.mesh, v.type) for v in returned],
             loc=loc,

@@ -103,6 +103,8 @@ class _Staging:
         rows = cut_repeats(program, placement.stage)
         self.stage_of.update((op, placement.stage(body.layers[number])) for number, op in rows)
         self.reached = [body.reached[number] for number, _ in rows]
+        # An earlier layer reads what depends on a later one.
+        self.goes_back = any(self.reached[k] > body.layers[n] >= 0 for k, (n, _) in enumerate(rows))
         self.program = program = read_program(program.module)
         arguments = argument_attributes(program.main)
         self.argument_stage: dict[ir.Value, int] = {
@@ -139,6 +141,8 @@ class _Staging:
         for op, kind in self._body_kinds().items():
             stage = self.stage_of[op]
             groups.setdefault((kind, stage), Group(self._mesh(stage), stage, kind)).ops.append(op)
+        for (kind, stage), group in groups.items():
+            group.backward = kind == "fwd" and self.goes_back and ("bwd", stage) not in groups
         for stage, (_, result) in zip(self.accumulator_stage, self.program.carried, strict=True):
             value = self.program.body_returned[result]
             if self._is_shared(value):

@@ -15,7 +15,7 @@
 // CHECK-NOT: mpmd.transfer
 // CHECK: %[[H:.*]] = mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> {{.*}} {shardopt.kind = "fwd"}
 // CHECK-NOT: mpmd.transfer
-// CHECK: %[[LAST:.*]]:3 = mpmd.fragment<mesh="m0", origin=["layer_1"], stage=1> (%[[H]], {{.*}} {shardopt.kind = "fwd"}
+// CHECK: %[[LAST:.*]]:3 = mpmd.fragment<mesh="m0", origin=["layer_1"], stage=1> (%[[H]], {{.*}} {shardopt.backward, shardopt.kind = "fwd"}
 // CHECK-NOT: mpmd.transfer
 // CHECK: mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> ({{.*}}%[[LAST]]#0{{.*}}) {shardopt.kind = "bwd"}
 

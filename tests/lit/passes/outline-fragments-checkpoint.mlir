@@ -6,7 +6,7 @@
 // CHECK-LABEL: func.func private @microbatch
 // CHECK: %[[F:[0-9]+]] = mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> {{.*}} {shardopt.kind = "fwd"}
 // CHECK: %[[T:.*]] = mpmd.transfer %[[F]]
-// CHECK: mpmd.fragment<mesh="m1", {{.*}} (%[[T]]) {shardopt.kind = "fwd"} (%[[Y:.*]]: tensor<4x4xf32>)
+// CHECK: mpmd.fragment<mesh="m1", {{.*}} (%[[T]]) {shardopt.backward, shardopt.kind = "fwd"} (%[[Y:.*]]: tensor<4x4xf32>)
 // CHECK: %[[G:.*]] = stablehlo.multiply
 // CHECK: %[[B:.*]] = stablehlo.optimization_barrier %[[G]]
 // CHECK: %[[C:.*]] = stablehlo.cosine %[[Y]]

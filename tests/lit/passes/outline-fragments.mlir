@@ -20,7 +20,7 @@
 // CHECK-LABEL: func.func private @microbatch
 // CHECK: %[[H:.*]] = mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> {{.*}} {shardopt.kind = "fwd"}
 // CHECK: %[[H1:.*]] = mpmd.transfer %[[H]] : (!mpmd.mesh_tensor<"m0", tensor<4x4xf32>>) -> !mpmd.mesh_tensor<"m1", tensor<4x4xf32>>
-// CHECK: %[[LAST:.*]]:2 = mpmd.fragment<mesh="m1", origin=["layer_1"], stage=1> (%[[H1]], {{.*}} {shardopt.kind = "fwd"}
+// CHECK: %[[LAST:.*]]:2 = mpmd.fragment<mesh="m1", origin=["layer_1"], stage=1> (%[[H1]], {{.*}} {shardopt.backward, shardopt.kind = "fwd"}
 // CHECK: %[[DH:.*]] = mpmd.transfer %[[LAST]]#0 : (!mpmd.mesh_tensor<"m1", tensor<4x4xf32>>) -> !mpmd.mesh_tensor<"m0", tensor<4x4xf32>>
 // CHECK: mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> ({{.*}}%[[DH]]{{.*}}) {shardopt.kind = "bwd"}
 // CHECK-NOT: shardopt.layer
@@ -30,7 +30,7 @@
 // SHARED-NOT: mpmd.transfer
 // SHARED: mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> {{.*}} {shardopt.kind = "fwd"}
 // SHARED-NOT: mpmd.transfer
-// SHARED: mpmd.fragment<mesh="m0", origin=["layer_1"], stage=1> {{.*}} {shardopt.kind = "fwd"}
+// SHARED: mpmd.fragment<mesh="m0", origin=["layer_1"], stage=1> {{.*}} {shardopt.backward, shardopt.kind = "fwd"}
 // SHARED-NOT: mpmd.transfer
 // SHARED: mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> {{.*}} {shardopt.kind = "bwd"}
 
