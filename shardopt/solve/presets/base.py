@@ -10,6 +10,7 @@ from math import prod
 from shardopt.graph.op_graph import FactorRule
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.intra_op.sharded_ops import Transient
 from shardopt.solve.sharding.strategies.strategies import live_axes
 
 Axes = tuple[str, ...]
@@ -39,7 +40,7 @@ class Restriction:
 
     fixed: Mapping[int, Sharding] = field(default_factory=dict)
     allowed: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    transient: frozenset[int] = frozenset()
+    transient: Transient = ()
 
 
 def replicated(tables: IntraOpTables, tensors: Iterable[int]) -> dict[int, Sharding]:

@@ -43,6 +43,7 @@ from shardopt.solve.presets.flow import BatchFlow, follow_batch
 from shardopt.solve.presets.sums import joined_terms, scattered_sum, scattering_terms
 from shardopt.solve.presets.weights import WeightUses
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.intra_op.sharded_ops import Transient
 from shardopt.solve.sharding.strategies.strategies import live_axes
 from shardopt.support.errors import UserError
 
@@ -155,14 +156,14 @@ class DataParallel:
                 whole[op] = in_full(self.tables, op)
         return whole
 
-    def gathered_for_use(self, stage: int) -> frozenset[int]:
+    def gathered_for_use(self, stage: int) -> Transient:
         """What ZeRO 3 gathers before each use and drops behind it (section 5.3): weights, and what
         is made of them alone."""
         graph = self.tables.graph
         if stage < 3:
-            return frozenset()
+            return ()
         derived = WeightUses.of(graph, self.flow).derived
-        return frozenset(tensor for tensor, is_derived in enumerate(derived) if is_derived)
+        return (frozenset(tensor for tensor, is_derived in enumerate(derived) if is_derived),)
 
     def kept_in_parts(self, stage: int, state: Mapping[int, Sharding]) -> dict[int, Sequence[int]]:
         """What ZeRO 3 makes of weights in one fragment for another, such as casts ahead of a loop

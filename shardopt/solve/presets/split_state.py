@@ -40,7 +40,8 @@ def with_split_state(walk: AxisWalk, input_kinds: InputKinds, stage: int) -> Res
     state = _state(walk, input_kinds, parts)
     allowed.update(walk.plan.kept_in_parts(stage, state))
     fixed = {**state, **walk.plan.inputs()}
-    return Restriction(fixed, allowed, walk.plan.gathered_for_use(stage))
+    transient = (*walk.gathered_for_use(), *walk.plan.gathered_for_use(stage))
+    return Restriction(fixed, allowed, transient)
 
 
 def _state(walk: AxisWalk, input_kinds: InputKinds, parts: Set[int]) -> dict[int, Sharding]:

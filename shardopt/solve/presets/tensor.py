@@ -30,11 +30,40 @@ from shardopt.solve.presets.slots import leading_factor
 from shardopt.solve.presets.split_state import with_split_state
 from shardopt.solve.presets.walk import AxisWalk
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.intra_op.sharded_ops import Transient
+from shardopt.solve.sharding.strategies.factors import shardable_factors
 from shardopt.solve.sharding.strategies.strategies import live_axes
 from shardopt.support.errors import UserError
 
 
 class MegatronWalk(AxisWalk):
+    def factors(self, op: Op) -> list[int]:
+        """A gradient of the largest table is split by its rows, as the table is: each device adds
+        up those of its words."""
+        place = self._rows_of_vocabulary(op)
+        if place is not None and op.rule is not None:
+            factor = leading_factor(op.rule.results[0][place], op.rule.sizes)
+            if factor in set(shardable_factors(op)):
+                return [factor]
+        return super().factors(op)
+
+    def _rows_of_vocabulary(self, op: Op) -> int | None:
+        """The dimension of a scattered sum that the axis splits of the table it is the gradient
+        of."""
+        if op.name != "scatter" or not self.plan.flow.depends[op.results[0]]:
+            return None
+        shape = self.graph.tensors[op.results[0]].shape
+        return next(
+            (
+                dim
+                for table in sorted(self.uses.vocabulary)
+                if self.graph.tensors[table].shape == shape
+                for dim in range(len(shape))
+                if any(self.decided.get(w) == place for w, place in self.uses.origins(table, dim))
+            ),
+            None,
+        )
+
     def weight_factor(self, op: Op, position: int, usable: set[int]) -> tuple[int | None, bool]:
         rule = op.rule
         assert rule is not None
@@ -83,6 +112,12 @@ class SequenceWalk(MegatronWalk):
             if factors and factors[0] not in of_weight and self.divides(result, dim)
         ]
         return next((dim for dim in places if dim != batch), next(iter(places), None))
+
+    def gathered_for_use(self) -> Transient:
+        """What lies split along the sequence; a product's weight gradient gathers its operand once
+        more (section 4.2.2)."""
+        places, depends = self.where, self.plan.flow.depends
+        return (frozenset(t for t, place in enumerate(places) if place is not None and depends[t]),)
 
 
 class SummaWalk(MegatronWalk):
@@ -150,7 +185,7 @@ def pairs(method: str, stage: int, tables: IntraOpTables, input_kinds: InputKind
         raise _no_products(preset, tables, axes[-1], ", two in a row")
     if stage:
         return with_split_state(walk, input_kinds, stage)
-    return Restriction({**walk.state(), **batch.inputs()}, walk.allowed)
+    return Restriction({**walk.state(), **batch.inputs()}, walk.allowed, walk.gathered_for_use())
 
 
 def summa(preset: str, tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:

@@ -29,6 +29,7 @@ from shardopt.solve.presets.base import (
 from shardopt.solve.presets.data import DataParallel
 from shardopt.solve.presets.sums import adding_up, unreduced
 from shardopt.solve.presets.weights import WeightUses, dim_of, made_of
+from shardopt.solve.sharding.intra_op.sharded_ops import Transient
 from shardopt.solve.sharding.strategies.factors import shardable_factors
 
 # Operations whose result has the dimensions of their first operand, and that move or cut what lies
@@ -103,6 +104,10 @@ class AxisWalk(ABC):
         """The result dimension onto which a sum over the axis is scattered; None to leave the sum
         whole."""
         return None
+
+    def gathered_for_use(self) -> Transient:
+        """Activations that are gathered again for every use, and not kept whole in between."""
+        return ()
 
     def batch_split(self, index: int, factor: int | None) -> Split:
         """How the batch is split in an operation whose `factor` has the axis."""

@@ -6,13 +6,18 @@ last of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 from shardopt.cost.resharding_chain import resharding_steps, resharding_stops
 from shardopt.graph.op_graph import OpGraph
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, ShardedOps, local_bytes
+from shardopt.solve.sharding.intra_op.sharded_ops import (
+    FreshCopies,
+    ShardedOps,
+    Transient,
+    local_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -96,10 +101,14 @@ def _largest_intermediate(
 
 
 def copies_after_others(
-    sharded: ShardedOps, order: Iterable[int], tensors: Set[int]
+    sharded: ShardedOps, order: Sequence[int], transient: Transient
 ) -> FreshCopies:
-    """The copies of `tensors` to be made anew when each is dropped after use: for a reader before
-    which another of them was read since the copy was."""
+    """The copies to be made anew when those of `transient` are dropped: for a reader before which
+    another of the set was read since the copy was."""
+    return frozenset().union(*(_again(sharded, order, tensors) for tensors in transient))
+
+
+def _again(sharded: ShardedOps, order: Sequence[int], tensors: Set[int]) -> FreshCopies:
     again: set[tuple[int, Sharding, int]] = set()
     if not (tensors := tensors - sharded.cheap_to_clone):
         return frozenset()

@@ -49,7 +49,7 @@ from shardopt.solve.sharding.intra_op.lifetimes import (
     with_gaps,
 )
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
-from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, ShardedOps
+from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, ShardedOps, Transient
 from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
 from shardopt.solve.sharding.kernels.fusion import Fusion
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, kernel_accesses
@@ -191,7 +191,7 @@ class IntraOpTables:
         fixed: Mapping[int, Sharding] | None = None,
         allowed: Mapping[int, Sequence[int]] | None = None,
         tied: Tied = (),
-        transient: frozenset[int] = frozenset(),
+        transient: Transient = (),
         memory_limit_bytes: int | None = None,
         residency: Residency | None = None,
     ) -> IntraOpProblem:
@@ -228,7 +228,7 @@ class IntraOpTables:
     def _finished(
         self,
         builder: ProblemBuilder,
-        transient: frozenset[int],
+        transient: Transient,
         limit: int | None,
         residency: Residency,
     ) -> IntraOpProblem:
@@ -280,7 +280,7 @@ class IntraOpProblem:
     node_of: Mapping[int, int]
     order: tuple[int, ...]
     aliases: Mapping[int, int]
-    transient: frozenset[int]
+    transient: Transient
 
     @cached_property
     def sharing(self) -> Sharing:

@@ -13,6 +13,8 @@ from shardopt.solve.sharding.strategies.strategies import Strategy
 # A reader that makes a copy of an operand anew, although an earlier reader had one: (tensor,
 # sharding of the copy, operation).
 FreshCopies = Set[tuple[int, Sharding, int]]
+# Sets of tensors: a copy of one in another sharding is dropped where one of its set is read next.
+Transient = tuple[frozenset[int], ...]
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,12 @@ class CostCache:
 
 def _plain(value: object) -> object:
     if isinstance(value, PartSharding):
-        return [value.fragment_seconds, value.choice, value.refusal, sorted(value.transient)]
+        return [
+            value.fragment_seconds,
+            value.choice,
+            value.refusal,
+            [*map(sorted, value.transient)],
+        ]
     if isinstance(value, Fitted):
         return [value.fragment_seconds, _plain(value.memory)]
     return list(astuple(value)) if isinstance(value, Memory) else value
@@ -171,5 +176,5 @@ def _sharding(row: list) -> PartSharding:
         tuple(map(float, seconds)),
         tuple(map(int, choice)),
         str(refusal),
-        frozenset(map(int, transient)),
+        tuple(frozenset(map(int, tensors)) for tensors in transient),
     )

@@ -21,7 +21,7 @@ from shardopt.solve.sharding.intra_op.overlap import (
     in_pieces_share,
     saved_seconds,
 )
-from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps
+from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps, Transient
 from shardopt.solve.sharding.strategies.costs import communication_seconds
 from shardopt.solve.sharding.strategies.strategies import Strategy
 from shardopt.solve.sharding.strategies.tables import OpStrategies, StrategyTables
@@ -36,7 +36,7 @@ class ShardedPart:
     facts: PartFacts
     tables: StrategyTables
     choice: tuple[int, ...]
-    transient: frozenset[int]
+    transient: Transient
 
     def seconds(self) -> np.ndarray:
         """Seconds of a step in each fragment, `[fragments]`: computing, collectives and

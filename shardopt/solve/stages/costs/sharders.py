@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.intra_op.sharded_ops import Transient
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import ClassProblem
 from shardopt.solve.stages.costs.part_facts import PartFacts
@@ -33,7 +34,7 @@ class PartSharding:
     fragment_seconds: tuple[float, ...]
     choice: tuple[int, ...]
     refusal: str = ""
-    transient: frozenset[int] = frozenset()
+    transient: Transient = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def sharding_of(
     facts: PartFacts,
     tables: StrategyTables,
     choice: tuple[int, ...],
-    transient: frozenset[int] = frozenset(),
+    transient: Transient = (),
 ) -> PartSharding:
     """With its seconds."""
     seconds = ShardedPart(facts, tables, choice, transient).seconds()

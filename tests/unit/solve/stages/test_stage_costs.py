@@ -172,7 +172,7 @@ def test_stage_cost_and_plan_of_a_choice_are_one_account(
                 plan = problem.decode(Solution(choice, 0.0, 0.0, 0.0, "feasible"))
             except ValueError:  # a value cannot become unreduced
                 continue
-            sharded = ShardedPart(facts, tables, choice, frozenset())
+            sharded = ShardedPart(facts, tables, choice, ())
             assert sharded.live_bytes(copies=True).tolist() == plan.live_bytes.tolist()
             fragments = [
                 plan.summary(op for op, each in enumerate(part.graph.ops) if each.group == k)
