@@ -168,19 +168,36 @@ class DataParallel:
     def kept_in_parts(self, stage: int, state: Mapping[int, Sharding]) -> dict[int, Sequence[int]]:
         """What ZeRO 3 makes of weights in one fragment for another, such as casts ahead of a loop
         over microbatches, lies as they do: whole, it would be held through the loop."""
-        graph, kept = self.tables.graph, dict[int, Sequence[int]]()
-        for op, node in enumerate(graph.ops if stage == 3 else ()):
-            readers = {graph.ops[r].group for t in node.results for r in graph.consumers()[t]}
-            if len(node.operands) == 1 and node.operands[0] in self.flow.weights:
-                lies = state[node.operands[0]]
-                numbers = [
-                    number
-                    for number, strategy in enumerate(self.tables.ops[op].strategies)
-                    if (strategy.operands, strategy.results) == ((lies,), (lies,))
-                ]
-                if numbers and readers - {node.group}:
-                    kept[op] = numbers
+        graph, numbers = self.tables.graph, dict[int, Sequence[int]]()
+        lies = {weight: state[weight] for weight in self.flow.weights} if stage == 3 else {}
+        for op, node in enumerate(graph.ops):
+            sources = [tensor for tensor in dict.fromkeys(node.operands) if tensor in lies]
+            if len(sources) == 1 and (same := self._alike(op, sources[0], lies[sources[0]])):
+                numbers[op] = same
+                lies[node.results[0]] = lies[sources[0]]
+        consumers, kept = graph.consumers(), dict[int, Sequence[int]]()
+        for op in reversed(numbers):
+            readers = consumers[graph.ops[op].results[0]]
+            if any(r in kept or graph.ops[r].group != graph.ops[op].group for r in readers):
+                kept[op] = numbers[op]
         return kept
+
+    def _alike(self, op: int, source: int, lies: Sharding) -> Sequence[int]:
+        """The strategies of an operation that makes one value of the shape of `source`, which lies
+        so, and leaves it so."""
+        tensors, node = self.tables.graph.tensors, self.tables.graph.ops[op]
+        if [tensors[t].shape for t in node.results] != [tensors[source].shape]:
+            return ()
+        return tuple(
+            number
+            for number, strategy in enumerate(self.tables.ops[op].strategies)
+            if strategy.results == (lies,)
+            and all(
+                sharding == lies
+                for tensor, sharding in zip(node.operands, strategy.operands, strict=False)
+                if tensor == source
+            )
+        )
 
     def shards(self, tensors: Iterable[int], axes: Axes) -> dict[int, Sharding]:
         """Each split along its longest dimension; what belongs to a weight, as the weight would
