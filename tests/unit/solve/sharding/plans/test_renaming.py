@@ -43,6 +43,7 @@ def test_a_chain_is_in_the_order_of_the_program_that_it_is_renamed_for() -> None
         shardings=dict.fromkeys(range(5), WHOLE),
         strategies={0: whole, 1: split, 2: whole, 3: whole},
         cheap_to_clone=frozenset(),
+        fused=frozenset(),
         fresh=frozenset(),
         communication=(),
         order=(0, 1, 2, 3),
