@@ -11,7 +11,7 @@ forward fragment and, where it needs values of later stages, a backward fragment
  =>
     %f = mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> … {shardopt.kind = "fwd"}
     %t = mpmd.transfer %f : … "m0" … -> … "m1" …
-    %g = mpmd.fragment<mesh="m1", origin=["layer_1"], stage=1> (%t, …) {shardopt.backward, shardopt.kind = "fwd"}
+    %g = mpmd.fragment<mesh="m1", …, stage=1> (%t, …) {shardopt.backward, shardopt.kind = "fwd"}
     %u = mpmd.transfer %g : … "m1" … -> … "m0" …
     %h = mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> (%u, …) {shardopt.kind = "bwd"}
 
