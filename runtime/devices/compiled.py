@@ -6,7 +6,6 @@ from typing import Any
 
 from jax.extend.backend import get_compile_options
 from jaxlib import lapack
-from jaxlib import xla_client as xc
 
 from shardopt.runtime.devices.clients import unshared_client
 from shardopt.runtime.devices.xla import compile_quickly, keep_barriers
@@ -55,4 +54,4 @@ def _compiled_for_host(
     build.use_shardy_partitioner = shardy
     compile_quickly(options, usual_kernels=usual_kernels)
     keep_barriers(build, bytecode)
-    return client.compile_and_load(bytecode, xc.DeviceList(tuple(of_client)), options)
+    return client.compile_and_load(bytecode, tuple(of_client), options)

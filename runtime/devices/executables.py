@@ -51,30 +51,32 @@ def load_or_compile(devices: list[Any], bytecode: bytes, options: Any, store: St
     """A loaded executable for `devices`, from the store if it has one. Where devices are spread
     over processes, each keeps what it made: XLA compiles without the others, and who runs where is
     part of the key."""
-    client, listed = devices[0].client, xc.DeviceList(tuple(devices))
+    # Not a DeviceList: compiling iterates it, and in jaxlib 0.11.2 threads that did so at the same
+    # time ended the process (`PyDeviceList::Iter`, SIGSEGV).
+    client = devices[0].client
     if store is None:
-        return client.compile_and_load(bytecode, listed, options)
+        return client.compile_and_load(bytecode, tuple(devices), options)
     key = _key(devices, bytecode, options)
     with _making_guard:
         making = _making.setdefault(key, threading.Lock())
     with making:  # another mesh may be about to make the same
-        return _take_or_make(client, listed, bytecode, options, store, key)
+        return _take_or_make(client, devices, bytecode, options, store, key)
 
 
 def _take_or_make(
-    client: Any, listed: Any, bytecode: bytes, options: Any, store: Store, key: str
+    client: Any, devices: list[Any], bytecode: bytes, options: Any, store: Store, key: str
 ) -> Any:
     kept = store.get(KIND, key)
     if kept is not None:
         try:
-            return client.deserialize_executable(kept, listed, options)
+            return client.deserialize_executable(kept, xc.DeviceList(tuple(devices)), options)
         except Exception as error:  # whatever XLA says about it
             store.drop(
                 KIND,
                 key,
                 f"the compiled executable {key[:12]} cannot be loaded and is made again: {error}",
             )
-    loaded = client.compile_and_load(bytecode, listed, options)
+    loaded = client.compile_and_load(bytecode, tuple(devices), options)
     store.put(KIND, key, bytes(client.serialize_executable(loaded)))
     return loaded
 

@@ -39,7 +39,7 @@ class Replicas:
         if self._devices[0].platform == "cpu":
             keep_barriers(options.executable_build_options, bytecode)
         client = self._devices[0].client
-        loaded = client.compile_and_load(bytecode, xc.DeviceList(tuple(self._devices)), options)
+        loaded = client.compile_and_load(bytecode, tuple(self._devices), options)
         wraps = [result_handler(self._aval(*result), self._sharding) for result in results]
         return Executable("main", loaded, wraps), str(loaded.hlo_modules()[0].to_string())
 

@@ -50,7 +50,7 @@ def run_device_program(module: ir.Module, inputs: Sequence[np.ndarray]) -> list[
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     client = devices[0].client
-    loaded = client.compile_and_load(buffer.getvalue(), xc.DeviceList(tuple(devices)), options)
+    loaded = client.compile_and_load(buffer.getvalue(), tuple(devices), options)
     arrays = [
         _put(devices, [array[tile] for tile in _slices(mesh, sharding, array.shape)])
         for array, (_, sharding) in zip(inputs, arguments, strict=True)

@@ -433,15 +433,12 @@ def imported(module: ir.Module) -> ir.Module:
 
 def run_xla(jax: Any, module: ir.Module, inputs: Sequence[Any]) -> list[np.ndarray]:
     from jax.extend.backend import get_compile_options
-    from jaxlib import xla_client
 
     device = jax.devices("cpu")[0]
     code = io.BytesIO()
     module.operation.write_bytecode(code)
     options = get_compile_options(num_replicas=1, num_partitions=1)
-    program = device.client.compile_and_load(
-        code.getvalue(), xla_client.DeviceList((device,)), options
-    )
+    program = device.client.compile_and_load(code.getvalue(), (device,), options)
     results = program.execute_sharded([jax.device_put(x, device) for x in inputs])
     return [np.asarray(arrays[0]) for arrays in results.disassemble_into_single_device_arrays()]
 
