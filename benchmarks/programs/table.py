@@ -23,9 +23,9 @@ and calls; integers, flags and keys have to be equal. † counts arrays that are
 them is the same with the library's own jit and without any, since they are rounding and nothing
 else, such as the bias of keys in attention under Adam, whose gradient is zero.
 
-The one cell that is called wrong is rounding that Adam enlarges: with weights and moments in
-float64, the same two stages differ from the library's own jit by 4.7e-15, and under SGD in float32
-by 1.1e-6, but for arrays of rounding.
+The two cells that are called wrong are one program, and rounding that Adam enlarges: with weights
+and moments in float64, its two stages without microbatches differ from the library's own jit by
+4.7e-15, and under SGD in float32 by 1.1e-6, but for arrays of rounding.
 
 Made by `python -m benchmarks.programs --results results.json --table docs/evidence/programs.md`.
 Libraries that are not installed are left out; none is a dependency of shardopt.

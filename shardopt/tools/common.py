@@ -81,6 +81,13 @@ class ToolParser(argparse.ArgumentParser):
             meant = suggestion(name, known)
             raise argparse.ArgumentError(action, f"invalid choice: '{name}'{meant}")
 
+    def print_help(self, file: Any = None) -> None:
+        """To standard output, by default, whose reader may leave."""
+        if file is None:
+            _show(self.format_help().removesuffix("\n"))
+        else:
+            super().print_help(file)
+
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
@@ -94,11 +101,16 @@ class ShowVersion(argparse.Action):
 
 def show_and_exit(parser: argparse.ArgumentParser, text: str) -> NoReturn:
     """Print an answer of the parser itself to standard output."""
+    _show(text)
+    parser.exit()
+
+
+def _show(text: str) -> None:
+    # Where that waits for the end of Python, it is told of a reader that left, and says so.
     try:
         print(text, flush=True)
     except BrokenPipeError:
         forget_output()
-    parser.exit()
 
 
 def version_line(tool: str) -> str:
