@@ -51,10 +51,10 @@ def load_or_compile(devices: list[Any], bytecode: bytes, options: Any, store: St
     """A loaded executable for `devices`, from the store if it has one. Where devices are spread
     over processes, each keeps what it made: XLA compiles without the others, and who runs where is
     part of the key."""
-    # Not a DeviceList: compiling iterates it, and in jaxlib 0.11.2 threads that did so at the same
-    # time ended the process (`PyDeviceList::Iter`, SIGSEGV).
     client = devices[0].client
     if store is None:
+        # Not for a DeviceList: compiling iterates it, and in jaxlib 0.11.2 threads that did so at
+        # the same time ended the process (`PyDeviceList::Iter`, SIGSEGV).
         return client.compile_and_load(bytecode, tuple(devices), options)
     key = _key(devices, bytecode, options)
     with _making_guard:

@@ -4,7 +4,7 @@ mixture of experts (AdamW, and Adafactor for its state), a bottleneck ResNet (mo
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 
 import jax
@@ -117,8 +117,12 @@ class Planned:
 def planned(model: str, preset: str, mesh: str, cluster: Cluster | None = None) -> Planned:
     graph, tables, kinds = read(model, mesh, cluster)
     restriction = restrict(preset, tables, kinds)
-    problem = tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=kinds.tied)
-    problem = replace(problem, transient=restriction.transient)
+    problem = tables.problem(
+        fixed=restriction.fixed,
+        allowed=restriction.allowed,
+        tied=kinds.tied,
+        transient=restriction.transient,
+    )
     plan = problem.decode(problem.solve(SearchLimits(gap_tolerance=1e-3)))
     return Planned(graph, follow_batch(graph.graph, kinds, preset), plan)
 

@@ -109,8 +109,10 @@ def planned(model: str, preset: str, mesh: str = "2x2") -> Planned:
     graph, tables, input_kinds_of = read(model, mesh)
     input_kinds = input_kinds_of.get(preset, input_kinds_of["ilp"])
     restriction = restrict(preset, tables, input_kinds)
-    problem = replace(
-        tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=input_kinds.tied),
+    problem = tables.problem(
+        fixed=restriction.fixed,
+        allowed=restriction.allowed,
+        tied=input_kinds.tied,
         transient=restriction.transient,
     )
     solution = problem.solve(SearchLimits(gap_tolerance=GAP))
@@ -171,13 +173,17 @@ def test_zero3_splits_the_weights_too() -> None:
     assert gathered == baseline.weight_shapes() + AGAIN
 
 
+@pytest.mark.parametrize("made", ["as they are", "scaled"])
 @pytest.mark.parametrize("microbatches", [1, 2])
-def test_zero3_holds_no_whole_weight_from_forward_to_backward(microbatches: int) -> None:
-    """In one stage, with or without a loop: a further weight takes a device less than itself."""
+def test_zero3_holds_no_whole_weight_from_forward_to_backward(microbatches: int, made: str) -> None:
+    """In one stage, with or without a loop, and where values are made of weights ahead of it: a
+    further weight takes a device less than itself."""
     width = 256
 
     def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
         for weight in weights:
+            if made == "scaled":
+                weight = weight / jax.lax.stop_gradient(9 * jnp.max(jnp.abs(weight)))
             x = jnp.tanh(x @ weight)
         return jnp.mean(x * x)
 

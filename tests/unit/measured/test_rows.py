@@ -65,6 +65,16 @@ def test_families(gpt: Row) -> None:
         ({"dp": 8, "zero": "3", "recompute": "none + sequence parallel"}, (8, 8), "sequence-zero3"),
         ({"zero": "3"}, (1, 8), "megatron"),
         ({"dp": 8, "tp": 1, "zero": "2"}, (8, 1), "zero2"),
+        (
+            {"dp": 16, "tp": 1, "zero": "3", "note": "2 pods of 8; FSDP inside a pod"},
+            (2, 8),
+            "mics",
+        ),
+        (
+            {"dp": 8, "tp": 1, "zero": "3", "note": "1 pods of 8; FSDP inside a pod"},
+            (8, 1),
+            "zero3",
+        ),
         ({"dp": 8, "tp": 1, "ep": 4, "arch": "moe", "experts": 8}, (2, 4), "expert"),
         (
             {"dp": 8, "tp": 1, "ep": 8, "zero": "3", "arch": "moe", "experts": 8},

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from shardopt.report.timeline import KIND_STYLES, timeline_rows, timeline_text
+import shardopt
+from shardopt.report.timeline import (
+    FUSED_STYLE,
+    KIND_STYLES,
+    styles_of,
+    timeline_rows,
+    timeline_text,
+)
 from shardopt.report.timeline_svg import timeline_svg
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule
@@ -23,6 +33,25 @@ def result() -> SimulationResult:
     seconds = {task: 1e-3 if task.kind is TaskKind.FORWARD else 2e-3 for task in graph.tasks}
     activations = {StageTask(TaskKind.FORWARD, 0): 3 << 20}
     return simulate(build_schedule("1f1b", 2, 2), graph, seconds, memory=StepMemory(activations))
+
+
+def test_the_step_of_one_stage_is_forward_and_backward() -> None:
+    """What goes back through its layers is drawn so, and what does not is a forward."""
+
+    def evaluate(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(x * x)
+
+    def train(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
+        slopes = jax.grad(evaluate)(weights, x)
+        return [weight - slope for weight, slope in zip(weights, slopes, strict=True)]
+
+    weights, x = [np.ones((8, 8), np.float32)] * 3, np.ones((4, 8), np.float32)
+    planned = shardopt.parallelize(cluster="cpu-test:1x2", stages=1, microbatches=1)
+    for step, words in ((train, FUSED_STYLE.label), (evaluate, "forward")):
+        simulated = planned(step).plan(weights, x).simulate()
+        assert [style.label for _, style in styles_of(simulated)] == [words]
 
 
 def test_rows(result: SimulationResult) -> None:

@@ -109,9 +109,9 @@ def copies_after_others(
 
 
 def _again(sharded: ShardedOps, order: Sequence[int], tensors: Set[int]) -> FreshCopies:
-    again: set[tuple[int, Sharding, int]] = set()
     if not (tensors := tensors - sharded.cheap_to_clone):
         return frozenset()
+    again: set[tuple[int, Sharding, int]] = set()
     uses: dict[tuple[int, Sharding], int] = {}
     count = 0
     for index in order:
