@@ -62,7 +62,8 @@ class Framework:
     there is for who has too little memory for none. `reruns` says that full recomputation calls
     all of a block's forward pass again, where others leave out what the backward pass does not
     read, as the last product of a feed forward; `splits_sequence` that tensor parallelism splits
-    norms and residuals along the sequence, whatever a row says; `awaits_messages` that stages
+    norms and residuals along the sequence, whatever a row says; `attends_by` is how keys and
+    values of other tokens come to a device where sequences are split; `awaits_messages` that stages
     compute nothing while they receive. Each tensor-parallel part has a multiple of
     `pads_vocabulary` of the vocabulary, unless that is 0. `how` is what blocks and steps compute
     otherwise than the plain model."""
@@ -74,6 +75,7 @@ class Framework:
     between: tuple[Recomputed, ...] = ()
     reruns: bool = False
     splits_sequence: bool = False
+    attends_by: str = "all-gather"
     awaits_messages: bool = False
     pads_vocabulary: int = 0
     how: Computing = PLAIN
@@ -87,12 +89,14 @@ _FRAMEWORKS = (
     # Transformer Engine is the default implementation, and takes cuDNN's attention.
     # tensor_parallel/random.py: CheckpointFunction as below. arguments.py: bf16 turns
     # accumulate_allreduce_grads_in_fp32 on, so that gradients are made, added up and reduced in
-    # float32 (its guide to the distributed optimizer: 6 + 12/d bytes a parameter).
+    # float32 (its guide to the distributed optimizer: 6 + 12/d bytes a parameter). --cp-comm-type
+    # is p2p, a ring.
     (
         r"megatron-lm readme|megatron.core",
         Framework(
             "cudnn",
             reruns=True,
+            attends_by="ring",
             pads_vocabulary=128,
             how=Computing(sums_wide=True, entropy="in-passes"),
         ),
@@ -124,7 +128,7 @@ _FRAMEWORKS = (
     # (parallelize_llama.py). config_manager.py: mixed_precision_reduce is float32.
     # model.py, apply_rotary_emb: complex numbers, for which Inductor generates no code
     # (torch/_inductor/lowering.py). components/loss.py: cross_entropy(pred.float()), which is not
-    # compiled.
+    # compiled. context_parallel_rotate_method is allgather.
     (
         r"torchtitan",
         Framework(
@@ -135,7 +139,7 @@ _FRAMEWORKS = (
             how=Computing(sums_wide=True, rotates_in_passes=True, entropy="wide"),
         ),
     ),
-    # configs/v5e/*.sh: attention='flash'.
+    # configs/v5e/*.sh: attention='flash'. configs/types.py: context_parallel_strategy, all_gather.
     (r"maxtext|tpu-recipes", Framework("tpu")),
     # rosetta/projects/pax: XLA's latency-hiding scheduler and asynchronous collectives. paxml,
     # tasks/lm/params/c4.py: EMBEDDING_LOOKUP_STYLE is matmul; contrib/gpu/scripts_gpu/configs.py:

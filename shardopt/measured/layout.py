@@ -22,6 +22,8 @@ _METHODS = {
     "zero_3": "zero3",
     "heuristic": "heuristic",
 }
+# What a note says behind "attention by", of rows whose sequences are split.
+_CONTEXT = {"all-gather": "context-gather", "ulysses": "ulysses"}
 
 
 @dataclass(frozen=True)
@@ -83,15 +85,12 @@ def layout_of(row: Row, framework: Framework) -> RowLayout:
     full = RowRecomputation(within="whole") if whole else RowRecomputation(layers=True)
     if row.devices is None or row.gbs is None:
         raise InexpressibleRow("states no number of devices or no global batch")
-    if (row.cp or 1) > 1:
-        raise InexpressibleRow("context parallelism: no method splits the sequence of attention")
     method = _method(row)
     shape, replicas, intra_op = _of_method(row, method) if method else _axes(row, framework)
     pp, vpp = row.pp or 1, row.vpp or 1
     if shape[0] * shape[1] * pp != row.devices:
-        raise InexpressibleRow(
-            f"dp · tp · pp is {shape[0] * shape[1] * pp}, on {row.devices} devices"
-        )
+        sizes = "dp · cp · pp" if (row.cp or 1) > 1 else "dp · tp · pp"
+        raise InexpressibleRow(f"{sizes} is {shape[0] * shape[1] * pp}, on {row.devices} devices")
     microbatch = row.mbs
     if method and microbatch is not None:  # of a method, microbatches are those of all devices
         microbatch = max(1, microbatch // replicas)
@@ -139,10 +138,12 @@ def _of_method(row: Row, method: str) -> tuple[tuple[int, int], int, str]:
 
 def _axes(row: Row, framework: Framework) -> tuple[tuple[int, int], int, str]:
     """Axes of a mesh, replicas and method, of the sizes that the row states."""
-    if row.dp is None or row.tp is None or row.pp is None:
-        raise InexpressibleRow("states no plan: dp, tp or pp is missing")
     if row.zero not in _ZERO:
         raise InexpressibleRow(f"ZeRO stage '{row.zero}' is none of 0 to 3")
+    if (row.cp or 1) > 1:
+        return _context(row, framework)
+    if row.dp is None or row.tp is None or row.pp is None:
+        raise InexpressibleRow("states no plan: dp, tp or pp is missing")
     experts = row.ep or 1
     if experts > 1 and row.tp > 1:
         raise InexpressibleRow("expert parallelism together with tensor parallelism")
@@ -160,6 +161,25 @@ def _axes(row: Row, framework: Framework) -> tuple[tuple[int, int], int, str]:
         return (row.dp // pod, pod), row.dp, "mics"
     alone = "replicate" if row.dp == 1 else "data"
     return (row.dp, 1), row.dp, f"zero{stage}" if stage else alone
+
+
+def _context(row: Row, framework: Framework) -> tuple[tuple[int, int], int, str]:
+    """The same of a row whose sequences are split. Beside that axis, axes that it does not state
+    have size 1, but for the replicas: those are what is left of the devices."""
+    assert row.cp is not None and row.devices is not None, "the caller looks"
+    for name, size in (("tensor", row.tp), ("expert", row.ep)):
+        if (size or 1) > 1:
+            raise InexpressibleRow(f"context parallelism together with {name} parallelism")
+    named = re.search(r"attention by ([\w-]+)", row.note)
+    way = named[1] if named else framework.attends_by
+    if way == "ring":
+        raise InexpressibleRow("attention by ring: plans with stages and microbatches have none")
+    if way not in _CONTEXT:
+        raise InexpressibleRow(f"attention by '{way}' is none of ring, {', '.join(_CONTEXT)}")
+    replicas = row.dp or row.devices // (row.cp * (row.pp or 1))
+    stage = _ZERO[row.zero]  # which splits among the parts of a sequence, too
+    split = _CONTEXT[way]
+    return (replicas, row.cp), replicas, f"{split}-zero{stage}" if stage else split
 
 
 def _pod(row: Row) -> int:
@@ -191,7 +211,8 @@ def _recomputation(
     text: str, selective: Recomputed, full: RowRecomputation
 ) -> RowRecomputation | None:
     """Frameworks call it full when they keep the input of every layer, and selective when they
-    compute attention again; or, operation by operation, all but products."""
+    compute attention again; or, operation by operation, all but products. MaxText's policy is
+    custom where it names what it keeps: `context` are the results of attention."""
     plain = text.partition("+")[0].strip()
     if not plain:
         return None
@@ -205,4 +226,6 @@ def _recomputation(
         return RowRecomputation(within="attention")
     if plain == "none":
         return RowRecomputation()
+    if plain in ("all but attention", "custom (context=device)"):
+        return RowRecomputation(within="all-but-attention")
     raise InexpressibleRow(f"recomputation '{text}'")

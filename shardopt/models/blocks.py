@@ -48,7 +48,7 @@ def _product_in_8_bits(formula: str, x: jax.Array, weight: Multiplied) -> jax.Ar
 
 def attended(how: Computing, attend: Callable[..., jax.Array], *projected: jax.Array) -> jax.Array:
     """What `attend` makes of queries, keys and values."""
-    if how.recomputed not in ("attention", "per-operation"):
+    if how.recomputed not in ("attention", "per-operation", "all-but-attention"):
         return attend(*projected)
     return checkpoint_name(jax.checkpoint(attend)(*projected), _ATTENDED)
 
@@ -77,7 +77,7 @@ def block(how: Computing, function: Callable[..., jax.Array]) -> Callable[..., j
     if how.recomputed == "all-but-products":
         products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         return jax.checkpoint(function, policy=products)
-    if how.recomputed != "per-operation":
+    if how.recomputed not in ("per-operation", "all-but-attention"):
         return function
     kept = jax.checkpoint_policies.save_only_these_names(_ATTENDED, _KEPT)
     return jax.checkpoint(function, policy=kept)

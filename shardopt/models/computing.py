@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 # What the backward pass of a block computes again, of what a step without recomputation keeps.
-Recomputed = Literal["none", "attention", "per-operation", "all-but-products", "whole"]
+Recomputed = Literal[
+    "none", "attention", "per-operation", "all-but-products", "all-but-attention", "whole"
+]
 
 Entropy = Literal["merged", "wide", "in-passes"]
 
@@ -23,8 +25,9 @@ class Computing:
     results of attention and of every second product with weights, in the order of a block
     (torchtitan's selective recomputation by operation, arXiv 2410.06511); `all-but-products`, all
     but the results of products without batch dimensions (JAX's policy
-    `dots_with_no_batch_dims_saveable`); or `whole`, the forward pass to its end, also what the
-    backward pass does not read, as where a library runs it again.
+    `dots_with_no_batch_dims_saveable`); `all-but-attention`, all but the results of attention; or
+    `whole`, the forward pass to its end, also what the backward pass does not read, as where a
+    library runs it again.
 
     `carries_copies` lets the state hold the weights in the numbers of the model as well, so that a
     step computes with what it is handed, and reads the float32 weights in its update alone. ZeRO

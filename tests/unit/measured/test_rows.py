@@ -75,6 +75,9 @@ def test_families(gpt: Row) -> None:
             (8, 1),
             "zero3",
         ),
+        ({"dp": 2, "tp": 1, "cp": 4}, (2, 4), "context-gather"),
+        ({"dp": 2, "tp": 1, "cp": 4, "zero": "3"}, (2, 4), "context-gather-zero3"),
+        ({"dp": None, "tp": None, "cp": 4, "note": "attention by ulysses"}, (2, 4), "ulysses"),
         ({"dp": 8, "tp": 1, "ep": 4, "arch": "moe", "experts": 8}, (2, 4), "expert"),
         (
             {"dp": 8, "tp": 1, "ep": 8, "zero": "3", "arch": "moe", "experts": 8},
@@ -100,6 +103,8 @@ def test_methods_follow_from_axes(
         ("selective", RowRecomputation(within="attention")),
         ("selective (attention) + sequence parallel", RowRecomputation(within="attention")),
         ("selective per op", RowRecomputation(within="per-operation")),
+        ("all but attention", RowRecomputation(within="all-but-attention")),
+        ("custom (context=device)", RowRecomputation(within="all-but-attention")),
     ],
 )
 def test_words_for_recomputation(
@@ -153,7 +158,10 @@ def test_products_in_8_bits_are_beside_numbers_of_16(gpt: Row) -> None:
     [
         ({"precision": "int8"}, "products in int8"),
         ({"attention": "slow"}, "attention 'slow' is none of"),
-        ({"cp": 2}, "context parallelism"),
+        ({"cp": 2}, "context parallelism together with tensor parallelism"),
+        ({"cp": 2, "tp": 1, "note": "attention by ring"}, "attention by ring"),
+        ({"cp": 2, "tp": 1, "note": "attention by post"}, "'post' is none of ring, all-gather"),
+        ({"cp": 3, "tp": None, "dp": None, "pp": None}, "dp · cp · pp is 63, on 64 devices"),
         ({"dp": None}, "states no plan"),
         ({"dp": 4}, "dp · tp · pp"),
         ({"zero": "4"}, "ZeRO stage '4'"),
