@@ -22,6 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if TYPE_CHECKING:
     from shardopt.frontend.planning.follow import follow
     from shardopt.frontend.planning.optimize import optimize
+    from shardopt.frontend.planning.size import Sizes, size
     from shardopt.frontend.plans.plan import Plan
     from shardopt.frontend.spmd.shard import input_shardings, shard
     from shardopt.frontend.spmd.shardings import Shardings, shardings
@@ -47,6 +48,7 @@ __all__ = [
     "Run",
     "RunOptions",
     "Shardings",
+    "Sizes",
     "StateArray",
     "UserError",
     "follow",
@@ -58,6 +60,7 @@ __all__ = [
     "run_steps",
     "shard",
     "shardings",
+    "size",
 ]
 
 # Loaded when first used: `import shardopt` itself must stay free of jax and of the solvers.
@@ -70,6 +73,7 @@ _HOMES = {
     "Run": "runtime.run",
     "RunOptions": "runtime.options",
     "Shardings": "frontend.spmd.shardings",
+    "Sizes": "frontend.planning.size",
     "StateArray": "frontend.steps.state_array",
     "UserError": "support.errors",
     "follow": "frontend.planning.follow",
@@ -81,6 +85,7 @@ _HOMES = {
     "run_steps": "runtime.restart",
     "shard": "frontend.spmd.shard",
     "shardings": "frontend.spmd.shardings",
+    "size": "frontend.planning.size",
 }
 
 

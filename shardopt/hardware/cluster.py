@@ -138,7 +138,9 @@ class HostGroup:
 
     `overlap` says that programs run collectives beside computing
     (`shardopt.solve.sharding.intra_op.overlap`); with `windowed_products` also those that a product
-    waits for, or that wait for one, in pieces."""
+    waits for, or that wait for one, in pieces.
+
+    `price_per_hour` is what one host costs an hour, in any currency; None where nobody said."""
 
     name: str
     hosts: int
@@ -152,6 +154,7 @@ class HostGroup:
     device_links: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
     overlap: bool | None = field(default=None, repr=False)
     windowed_products: bool | None = field(default=None, repr=False)
+    price_per_hour: float | None = field(default=None, repr=False)
 
     @property
     def num_devices(self) -> int:

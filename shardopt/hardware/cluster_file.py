@@ -162,6 +162,11 @@ _GROUP_FIELDS = {
         "the other; left out: no",
         None,
     ),
+    "price_per_hour": Field(
+        Nullable(NOT_NEGATIVE),
+        "what a host costs an hour, in any currency; left out: unknown",
+        None,
+    ),
 }
 GROUP = Record(HostGroup, _GROUP_FIELDS)
 FLAT = Record(lambda **fields: Cluster(fields["name"], (HostGroup(**fields),)), _GROUP_FIELDS)
@@ -295,11 +300,17 @@ def is_file(name: str) -> bool:
         return False
 
 
-def _load_one(spec: str) -> Cluster:
+def split_spec(spec: str) -> tuple[str, str]:
+    """The file or preset that a spec of one part names, and its `HxD`, or nothing."""
     name, colon, shape = spec.rpartition(":")
     # A colon followed by a path separator belongs to a path such as `C:\clusters\a.yaml`.
     if not colon or re.search(r"[/\\]", shape) or is_file(spec):
-        name, shape = spec, ""
+        return spec, ""
+    return name, shape
+
+
+def _load_one(spec: str) -> Cluster:
+    name, shape = split_spec(spec)
     text, file = _source(name)
     cluster = read_document(DESCRIPTION, parse_text(text, file), file)
     if name == spec:

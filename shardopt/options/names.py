@@ -33,6 +33,9 @@ StagePlanner = Literal[
 ]
 InterOp = Literal[StagePlanner, "equal-op"]
 
+# What part of a cluster is best (`shardopt.size`).
+Objective = Literal["devices", "cost", "step"]
+
 # How the values inside of a stage are sharded.
 IntraOp = Literal[
     "ilp",

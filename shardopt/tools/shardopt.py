@@ -18,6 +18,7 @@ from shardopt.tools.commands.reduce import add_reduce
 from shardopt.tools.commands.report import add_report
 from shardopt.tools.commands.schedule import add_schedule
 from shardopt.tools.commands.shard import add_shard
+from shardopt.tools.commands.size import add_size
 from shardopt.tools.commands.solve import add_solve
 from shardopt.tools.common import (
     EXIT_BUG,
@@ -42,6 +43,7 @@ _PROG = "shardopt"
 # Commands that read a module, which C++ may not survive, and the argument that names it.
 _READING = {
     "plan": "model",
+    "size": "model",
     "shard": "model",
     "schedule": "schedule",
     "program": "program",
@@ -108,6 +110,7 @@ def _parser() -> ToolParser:
             "plan", help="choose stages, shardings, transfers and a schedule for a model"
         )
     )
+    add_size(commands.add_parser("size", help="find how much of a cluster a model needs"))
     add_shard(commands.add_parser("shard", help="choose the sharding of every value on one mesh"))
     add_profile(
         commands.add_parser(

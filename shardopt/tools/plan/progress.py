@@ -25,7 +25,7 @@ class PlanProgress:
              ━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 61/240          stage candidates
     """
 
-    def __init__(self, phases: int, console: Console | None = None) -> None:
+    def __init__(self, phases: int, console: Console | None = None, prefix: str = "") -> None:
         console = console or Console(stderr=True)
         columns = (
             TextColumn("{task.description:>10}"),
@@ -37,7 +37,8 @@ class PlanProgress:
         self._bars = Bars(
             *columns, console=console, transient=True, disable=not console.is_terminal
         )
-        self._phases = self._bars.add_task("reading", total=phases, count="", what="")
+        self._prefix = prefix
+        self._phases = self._bars.add_task(f"{prefix}reading", total=phases, count="", what="")
         self._inner = self._bars.add_task("", total=None, visible=False, count="", what="")
         self._total, self._begun = phases, 0
 
@@ -45,7 +46,8 @@ class PlanProgress:
         """A phase begins."""
         self._begun += 1
         count = f"{self._begun}/{self._total}"
-        self._bars.update(self._phases, description=name, completed=self._begun - 1, count=count)
+        text = f"{self._prefix}{name}"
+        self._bars.update(self._phases, description=text, completed=self._begun - 1, count=count)
         self._bars.update(self._inner, visible=False)
 
     def inside(self, progress: Progress) -> None:
