@@ -39,6 +39,9 @@ SCHEDULES = {
     "eager-1f1b": 4,
     "zero-bubble": 4,
     "interleaved:2": 2,
+    "zb-v": 2,
+    "v-half": 2,
+    "v-min": 2,
     "dualpipe-v": 2,
 }
 _STAGES = 4

@@ -24,6 +24,7 @@ from shardopt.schedule.builders.flat import (
 from shardopt.schedule.builders.interleaved import interleaved
 from shardopt.schedule.builders.pipedream import pipedream, pipedream_2bw
 from shardopt.schedule.builders.terapipe import terapipe, terapipe_graph
+from shardopt.schedule.builders.v_shaped import v_half, v_min, zb_v
 from shardopt.schedule.builders.zero_bubble import zero_bubble
 from shardopt.schedule.csv_format import from_rows
 from shardopt.schedule.graph import StageGraph, chain_graph
@@ -116,6 +117,9 @@ SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
             ScheduleKind("eager-1f1b", eager_one_f_one_b, in_flight=eager_in_flight),
             ScheduleKind("interleaved", interleaved, stages_per_mesh=SEVERAL),
             ScheduleKind("zero-bubble", zero_bubble, _HALVES),
+            ScheduleKind("zb-v", zb_v, _HALVES, 2),
+            ScheduleKind("v-half", v_half, _HALVES, 2),
+            ScheduleKind("v-min", v_min, _HALVES, 2),
             ScheduleKind("dualpipe-v", dual_pipe_v, _HALVES, 2),
             ScheduleKind("inference", inference, (TaskKind.FORWARD,)),
             ScheduleKind(

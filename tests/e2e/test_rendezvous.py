@@ -46,9 +46,9 @@ class Rendezvous(Mailbox):
         return super().take(step, tag)
 
 
-@pytest.fixture(scope="module")
-def planned() -> tuple[bytes, bytes, list[np.ndarray]]:
-    """Six layers on three meshes, where DualPipeV takes values in another order than they are
+@pytest.fixture(scope="module", params=["dualpipe-v", "v-half"])
+def planned(request: pytest.FixtureRequest) -> tuple[bytes, bytes, list[np.ndarray]]:
+    """Six layers on three meshes, where these schedules take values in another order than they are
     made."""
     artifact, inputs = mlp(8, 16, 6)
     options = PlanOptions(
@@ -57,7 +57,7 @@ def planned() -> tuple[bytes, bytes, list[np.ndarray]]:
         layers=6,
         stages=6,
         submesh="1x1",
-        schedule="dualpipe-v",
+        schedule=request.param,
         recompute="none",
     )
     return artifact, make_plan(artifact, options).module, inputs

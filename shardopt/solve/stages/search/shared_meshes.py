@@ -1,4 +1,5 @@
-"""Plans of schedules that put several stages on a mesh: interleaved 1F1B, DualPipeV.
+"""Plans of schedules that put several stages on a mesh: interleaved 1F1B, and those in a V
+(ZB-V, V-Half, V-Min, DualPipeV).
 
 p equal meshes of one logical shape take v stages each; where stage s goes is for the schedule to
 say (round robin, or down and up again in a V). The stage DP cuts the layers into p · v stages that
