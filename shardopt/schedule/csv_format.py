@@ -7,7 +7,11 @@ action a cell.
 An action is a task (`0F3`, `2I1`, `2W1`), or `(0F3;1B0)OVERLAP_F_B`, whose tasks run one after the
 other here. What torch writes for communication (`0SEND_F3`, `1RECV_F3`, `0UNSHARD`, `0REDUCE_GRAD`,
 …) is counted and left out: sends and receives follow from the dataflow, and gradients are reduced
-where the plan says. Empty cells are idle slots."""
+where the plan says. Empty cells are idle slots.
+
+A microbatch of a stage has a whole backward (`7B3`) or its halves (`7I3`, `7W3`). Where some have
+halves, as torch writes DualPipeV, a whole backward becomes its halves, one behind the other: a
+program either splits backwards or does not."""
 
 from __future__ import annotations
 
@@ -15,15 +19,18 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from shardopt.schedule.tasks import ONCE, Schedule, Task
+from shardopt.schedule.tasks import ONCE, Schedule, Task, TaskKind
 from shardopt.support.errors import UserError
 
 _TRANSFERS = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B)\d+", re.ASCII)
 _COLLECTIVES = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)\d*", re.ASCII)
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B", re.ASCII)
+_HALVES = (TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
+
+_Cell = tuple[str, Task]  # where it stands in the text, and what it says
 
 
 @dataclass(frozen=True)
@@ -52,14 +59,12 @@ def read_csv(text: str, name: str = "csv") -> Imported:
 
     The number of stages, the number of microbatches and the mesh of each stage follow from the
     tasks. Raises UserError, naming line and column (counted in cells), for a cell that is no
-    action, a line without tasks, or a stage with tasks on none or two meshes."""
+    action, a line without tasks, a half of a backward that is there as a whole, or a stage with
+    tasks on none or two meshes."""
     reader = csv.reader(io.StringIO(text.rstrip("\r\n")), strict=True)
     left_out: Counter[str] = Counter()
     try:
-        rows = [
-            tuple(_tasks(row, f"schedule '{name}', line {reader.line_num}", left_out))
-            for row in reader
-        ]
+        rows = [tuple(_cells(row, f"line {reader.line_num}", name, left_out)) for row in reader]
     except csv.Error as error:
         raise UserError(f"schedule '{name}', line {reader.line_num}: {error}") from error
     return Imported(_schedule(name, tuple(rows)), tuple(sorted(left_out.items())))
@@ -69,16 +74,16 @@ def from_rows(rows: Sequence[Sequence[str]], name: str) -> Schedule:
     """The schedule of tasks that are separated already, one row a mesh; raises UserError as
     `read_csv`."""
     none: Counter[str] = Counter()
-    rows_of_tasks = (
-        tuple(_tasks(row, f"schedule '{name}', row {number}", none))
-        for number, row in enumerate(rows, start=1)
+    cells = (
+        tuple(_cells(row, f"row {number}", name, none)) for number, row in enumerate(rows, start=1)
     )
-    return _schedule(name, tuple(rows_of_tasks))
+    return _schedule(name, tuple(cells))
 
 
-def _tasks(cells: Sequence[str], where: str, left_out: Counter[str]) -> Iterator[Task]:
+def _cells(cells: Sequence[str], line: str, name: str, left_out: Counter[str]) -> Iterator[_Cell]:
     empty = True
     for column, cell in enumerate(cells, start=1):
+        where = f"{line}, column {column}"
         text = cell.strip()
         communication = _TRANSFERS.fullmatch(text) or _COLLECTIVES.fullmatch(text)
         if communication is not None:
@@ -87,15 +92,48 @@ def _tasks(cells: Sequence[str], where: str, left_out: Counter[str]) -> Iterator
             overlap = _OVERLAP.fullmatch(text)
             for part in overlap[1].split(";") if overlap else (text,):
                 try:
-                    yield Task.parse(part)
+                    yield where, Task.parse(part)
                 except UserError as error:
-                    raise UserError(f"{where}, column {column}: {error}") from None
+                    raise UserError(f"schedule '{name}', {where}: {error}") from None
             empty = False
     if empty:
-        raise UserError(f"{where}: a mesh without tasks")
+        raise UserError(f"schedule '{name}', {line}: a mesh without tasks")
 
 
-def _schedule(name: str, tasks: tuple[tuple[Task, ...], ...]) -> Schedule:
+def _backwards_alike(name: str, rows: tuple[tuple[_Cell, ...], ...]) -> Iterator[Iterable[Task]]:
+    """The tasks of every mesh, with whole backwards or with halves. Raises UserError where a
+    microbatch of a stage has both."""
+    whole: dict[tuple[int, int], str] = {}
+    halves: dict[tuple[int, int], tuple[str, Task]] = {}
+    for where, task in (cell for row in rows for cell in row):
+        run = task.stage, task.microbatch
+        if task.kind is TaskKind.BACKWARD:
+            whole[run] = where
+        elif task.kind in _HALVES:
+            halves[run] = where, task
+        else:
+            continue
+        if run in whole and run in halves:
+            place, half = halves[run]
+            raise UserError(
+                f"schedule '{name}', {place}: '{half}' is a half of the backward that "
+                f"{whole[run]} has as a whole: expected either"
+            )
+    for row in rows:
+        if halves:
+            yield (part for _, task in row for part in _halved(task))
+        else:
+            yield (task for _, task in row)
+
+
+def _halved(task: Task) -> tuple[Task, ...]:
+    if task.kind is not TaskKind.BACKWARD:
+        return (task,)
+    return tuple(Task(kind, task.stage, task.microbatch) for kind in _HALVES)
+
+
+def _schedule(name: str, rows: tuple[tuple[_Cell, ...], ...]) -> Schedule:
+    tasks = tuple(map(tuple, _backwards_alike(name, rows)))
     home: dict[int, int] = {}
     for mesh, row in enumerate(tasks):
         for task in row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +31,10 @@ B = TaskKind.BACKWARD
 I = TaskKind.BACKWARD_INPUT
 W = TaskKind.BACKWARD_WEIGHT
 U = TaskKind.UPDATE
+
+# Four meshes and ten microbatches, as torch 2.14's `_dump_csv` writes ScheduleDualPipeV and
+# ScheduleZBVZeroBubble: compute only, and with communication.
+TORCH = Path(__file__).parent / "torch_files"
 
 
 def make_schedule(*meshes: str, stage_to_mesh: tuple[int, ...] | None = None) -> Schedule:
@@ -94,6 +99,26 @@ class TestCsv:
         counts = "1 RECV_B, 1 RECV_F, 1 REDUCE_GRAD, 1 RESHARD, 1 SEND_B, 1 SEND_F, 1 UNSHARD"
         assert str(imported) == counts
 
+    def test_whole_backwards_become_halves_where_others_are(self) -> None:
+        """The last stage splits the backward of microbatch 1 only, and stage 0 none."""
+        schedule = read_csv("0F0,0F1,0B0,0B1\n1F0,(1F1;1B0)OVERLAP_F_B,1I1,1W1\n").schedule
+        assert str(schedule) == "0F0 0F1 0I0 0W0 0I1 0W1\n1F0 1F1 1I0 1W0 1I1 1W1"
+        validate(schedule, chain_graph(2, (F, I, W)))
+
+    @pytest.mark.parametrize("name", ["dualpipe-v", "zb-v"])
+    def test_files_of_torch(self, name: str) -> None:
+        """What torch writes with and without communication is one schedule, that runs."""
+        plain, sending = (
+            read_csv((TORCH / f"{name}{ending}.csv").read_text()) for ending in ("", "-comms")
+        )
+        assert plain.schedule.tasks == sending.schedule.tasks
+        assert not plain.left_out
+        assert {kind for kind, _ in sending.left_out} >= {"SEND_F", "RECV_F", "SEND_B", "RECV_B"}
+        assert plain.schedule.stage_to_mesh == stage_homes("dualpipe-v", 8)
+        validate(plain.schedule, chain_graph(8, (F, I, W)))
+        same = plain.schedule.tasks == build_schedule(name, 8, 10).tasks
+        assert same == (name == "dualpipe-v")  # torch's ZB-V knows no drain without bubbles
+
     @settings(deadline=None)
     @given(text=st.text(st.sampled_from('0123FBIWUA,;()\n" _SENDRV')))
     def test_any_text_is_read_or_refused(self, text: str) -> None:
@@ -116,6 +141,15 @@ class TestCsv:
             ("0F0\n(1F0;oops)OVERLAP_F_B", r"line 2, column 1: 'oops' is not a task"),
             ("0F0,0SEND_F", r"line 1, column 2: '0SEND_F' is not a task"),
             ('0F0\n"1F0', "line 2: unexpected end of data"),
+            (
+                "0F0,0B0\n1F0,1I0,1B0,1W0",
+                "line 2, column 2: '1I0' is a half of the backward that line 2, column 3 has as a "
+                "whole: expected either",
+            ),
+            (
+                "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2,0W1",
+                "line 1, column 6: '0W1' is a half of the backward that line 1, column 4 has",
+            ),
             ("0U", "no task has a microbatch"),
             ("", "no task has a microbatch"),
         ],
