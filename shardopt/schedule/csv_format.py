@@ -21,6 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from shardopt.schedule.tasks import ONCE, Schedule, Task, TaskKind
 from shardopt.support.errors import UserError
@@ -68,6 +69,17 @@ def read_csv(text: str, name: str = "csv") -> Imported:
     except csv.Error as error:
         raise UserError(f"schedule '{name}', line {reader.line_num}: {error}") from error
     return Imported(_schedule(name, tuple(rows)), tuple(sorted(left_out.items())))
+
+
+def read_csv_file(path: str) -> Imported:
+    """Raises UserError as `read_csv`, and for a file that cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"cannot read the schedule '{path}': {getattr(error, 'strerror', None) or error}"
+        ) from error
+    return read_csv(text, Path(path).stem)
 
 
 def from_rows(rows: Sequence[Sequence[str]], name: str) -> Schedule:

@@ -279,6 +279,23 @@ def usual_schedule(homes: tuple[int, ...]) -> str | None:
     return next((name for name in fits if stage_homes(name, len(homes), meshes) == homes), None)
 
 
+def like(schedule: Schedule) -> str:
+    """The name of the schedule that lays stages on meshes and splits backwards as `schedule` does;
+    of several, the one that holds most. Empty if there is none."""
+    kinds = {task.kind for row in schedule.tasks for task in row if not task.kind.runs_once}
+    stages, meshes = schedule.num_stages, schedule.num_meshes
+    best, most = "", 0
+    for kind in SCHEDULES.values():
+        several = kind.stages_per_mesh == SEVERAL
+        name = f"{kind.name}:{stages // meshes}" if several else kind.name
+        if kind.simulated_only or set(kind.kinds) != kinds or not kind.suits(stages, meshes):
+            continue
+        held = sum(in_flight(name, stages, schedule.num_microbatches, meshes))
+        if stage_homes(name, stages, meshes) == schedule.stage_to_mesh and held > most:
+            best, most = name, held
+    return best
+
+
 def searched_schedules(trains: bool) -> tuple[str, ...]:
     """The schedules that `auto` chooses among for a program with or without a backward: all that
     suit any program."""

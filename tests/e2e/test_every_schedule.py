@@ -4,6 +4,7 @@ predicted."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,6 +18,8 @@ from benchmarks.schedule.live_bytes import (
     plan_for,
     reference_steps,
 )
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import PlanOptions
 from shardopt.runtime.reference import compare
 from tests.e2e.models import mlp
 
@@ -62,6 +65,25 @@ def test_parameters_after_five_steps_are_those_of_one_device(
         assert [
             row for row in compare(list(each.outputs), expected) if not row.within(TOLERANCE)
         ] == [], name
+
+
+@pytest.mark.usefixtures("optimized_code")
+def test_a_file_with_halves_and_whole_backwards(tmp_path: Path) -> None:
+    """Four stages in a V on two meshes, as torch writes DualPipeV."""
+    artifact, inputs = MODELS["mlp"]()
+    listed = tmp_path / "mine.csv"
+    listed.write_text(
+        "0F0,0F1,0F2,3F0,3I0,3W0,3F1,(0F3;3B1)OVERLAP_F_B,0B0,3F2,3B2,0B1,3F3,3B3,0B2,0I3,0W3\n"
+        "1F0,2F0,1F1,2F1,1F2,2B0,(2F2;1B0)OVERLAP_F_B,(1F3;2B1)OVERLAP_F_B,2F3,1B1,2B2,1B2,2I3,"
+        "1I3,2W3,1W3\n"
+    )
+    options = PlanOptions(
+        "cpu-test:1x2", microbatches=4, layers=4, stages=4, schedule=str(listed), submesh="1x1"
+    )
+    run = measure(make_plan(artifact, options), inputs, STEPS)
+    assert run.schedule == "mine"
+    rows = compare(list(run.outputs), reference_steps(artifact, inputs, STEPS))
+    assert [row for row in rows if not row.within(TOLERANCE)] == []
 
 
 def test_schedules_of_whole_backwards_agree_in_every_bit(measured: dict[str, Measured]) -> None:

@@ -16,7 +16,9 @@ from typing import Any
 
 from shardopt.options.plan_options import PlanOptions
 from shardopt.options.table import OptionRow, rows
-from shardopt.schedule.schedules import SCHEDULES
+from shardopt.schedule.csv_format import read_csv_file
+from shardopt.schedule.schedules import SCHEDULES, like
+from shardopt.support.errors import UserError
 
 # The pipeline of one mesh without stages, which takes options as a phase does.
 INTRA = "intra"
@@ -34,10 +36,7 @@ _READ_AS: Mapping[tuple[str, str], Callable[[PlanOptions], object]] = {
     ("stage", "mcmc_proposals"): lambda options: (
         options.mcmc_proposals if options.inter_op == "mcmc" else None
     ),
-    # An order from a file may keep all microbatches in flight, as GPipe does.
-    ("stage", "schedule"): lambda options: (
-        "gpipe" if options.schedule.endswith(".csv") else options.schedule
-    ),
+    ("stage", "schedule"): lambda options: _planned_for(options.schedule),
 }
 
 
@@ -76,9 +75,21 @@ def _derived(options: PlanOptions, phase: str) -> dict[str, object]:
     """Options of a phase that are none of planning."""
     if phase == "cluster" and options.stages is not None and options.stages > 1:
         return {"least-layers": options.stages}  # every stage has a layer
-    if phase == "stage" and _splits_backward(options.schedule):
+    if phase == "stage" and _splits_backward(_planned_for(options.schedule)):
         return {"split-backward": True}
     return {}
+
+
+def _planned_for(schedule: str) -> str:
+    """The name of the schedule that stages are planned for. For an order from a file it is one
+    that lays them alike; what is wrong with the file is for the schedule phase to say."""
+    if not schedule.endswith(".csv"):
+        return schedule
+    try:
+        named = like(read_csv_file(schedule).schedule)
+    except UserError:
+        named = ""
+    return named or "gpipe"  # under which all microbatches may be in flight
 
 
 def _splits_backward(schedule: str) -> bool:

@@ -15,7 +15,6 @@ their receivers or not; 3. simulate; 4. write the attribute."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from jaxlib.mlir import ir
 
@@ -33,7 +32,7 @@ from shardopt.extract.pipeline_graph import (
 from shardopt.passes.base import Pass, PassContext, plan_option
 from shardopt.schedule.auto import Chosen, auto_schedule
 from shardopt.schedule.bounds import one_machine_bound_seconds
-from shardopt.schedule.csv_format import Imported, read_csv
+from shardopt.schedule.csv_format import read_csv_file
 from shardopt.schedule.exchange import check_exchange
 from shardopt.schedule.schedules import AUTO, ScheduleText, find_schedule, usual_schedule
 from shardopt.schedule.simulator import SimulationResult
@@ -46,17 +45,6 @@ _WORTH_WHILE = 1e-3
 # microbatches than that allows, the fill and the drain, in which schedules differ, are a small
 # share of the step.
 _MOST_TASKS = 10_000
-
-
-def _imported(name: str) -> Imported:
-    """The tasks of a CSV file."""
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"cannot read the schedule '{name}': {getattr(error, 'strerror', None) or error}"
-        ) from error
-    return read_csv(text, Path(name).stem)
 
 
 def _chosen(program: StepProgram, pipeline: PipelineGraph) -> tuple[ScheduleText, SimulationResult]:
@@ -107,7 +95,7 @@ class SchedulePipeline(Pass):
 
     def check_options(self) -> None:
         if self.schedule.endswith(".csv"):
-            _imported(self.schedule)
+            read_csv_file(self.schedule)
         elif self.schedule != AUTO:
             find_schedule(self.schedule)
 
@@ -136,7 +124,7 @@ class SchedulePipeline(Pass):
     def _from_option(self, module: ir.Module, pm: PassContext) -> ScheduleText:
         if not self.schedule.endswith(".csv"):
             return ScheduleText(self.schedule)
-        imported = _imported(self.schedule)
+        imported = read_csv_file(self.schedule)
         if imported.left_out:
             message = (
                 f"{imported} of '{self.schedule}' are left out: sends, receives and reductions "

@@ -48,6 +48,8 @@ from shardopt.tools.common import ToolParser
 from shardopt.tools.option_flags import add_options
 from shardopt.tools.plan import file_command
 
+TORCH_FILES = Path(__file__).parents[1] / "schedule" / "torch_files"
+
 ROOT = Path(__file__).parents[3]
 ROWS = rows(PlanOptions)
 FUNCTIONS: dict[Function, Any] = {"optimize": optimize, "shard": shard, "parallelize": parallelize}
@@ -190,6 +192,11 @@ def test_defaults_leave_phases_to_themselves() -> None:
         ({"inter_op": "equal-op"}, "stage", "cluster=c.yaml inter-op=equal-layer"),
         ({"schedule": "order.csv"}, "stage", "cluster=c.yaml schedule=gpipe"),
         ({"schedule": "order.csv"}, "schedule", "schedule=order.csv"),
+        (
+            {"schedule": str(TORCH_FILES / "dualpipe-v.csv")},
+            "stage",
+            "cluster=c.yaml schedule=dualpipe-v split-backward=true",
+        ),
         (
             {"schedule": "zero-bubble"},
             "stage",

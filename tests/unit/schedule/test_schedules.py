@@ -20,6 +20,7 @@ from shardopt.schedule.schedules import (
     build_schedule,
     find_schedule,
     in_flight,
+    like,
     stage_homes,
 )
 from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind
@@ -245,6 +246,29 @@ class TestBuilders:
     ) -> None:
         with pytest.raises(UserError, match=message):
             build_schedule(name, stages, 4, meshes)
+
+
+class TestLike:
+    @pytest.mark.parametrize(
+        ("name", "stages", "expected"),
+        [
+            ("1f1b", 4, "gpipe"),
+            ("zero-bubble", 4, "zero-bubble"),
+            ("interleaved", 12, "interleaved:3"),
+            ("v-min", 8, "dualpipe-v"),
+            ("inference", 4, "inference"),
+        ],
+    )
+    def test_lies_alike_and_holds_most(self, name: str, stages: int, expected: str) -> None:
+        assert like(build_schedule(name, stages, 8, 4)) == expected
+
+    def test_some_are_like_none(self) -> None:
+        """Stages the other way round; whole backwards in a V."""
+        assert like(make_schedule("1F0 1B0", "0F0 0B0", stage_to_mesh=(1, 0))) == ""
+        assert (
+            like(make_schedule("0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0", stage_to_mesh=(0, 1, 1, 0)))
+            == ""
+        )
 
 
 class TestInFlight:
