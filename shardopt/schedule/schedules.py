@@ -284,13 +284,15 @@ def like(schedule: Schedule) -> str:
     of several, the one that holds most. Empty if there is none."""
     kinds = {task.kind for row in schedule.tasks for task in row if not task.kind.runs_once}
     stages, meshes = schedule.num_stages, schedule.num_meshes
+    # With more, only those that hold all microbatches hold more.
+    count = min(schedule.num_microbatches, 2 * stages)
     best, most = "", 0
     for kind in SCHEDULES.values():
         several = kind.stages_per_mesh == SEVERAL
         name = f"{kind.name}:{stages // meshes}" if several else kind.name
         if kind.simulated_only or set(kind.kinds) != kinds or not kind.suits(stages, meshes):
             continue
-        held = sum(in_flight(name, stages, schedule.num_microbatches, meshes))
+        held = sum(in_flight(name, stages, count, meshes))
         if stage_homes(name, stages, meshes) == schedule.stage_to_mesh and held > most:
             best, most = name, held
     return best
