@@ -277,6 +277,9 @@ class _BodyWriter:
 def _step(
     microbatch: Microbatch, accumulator: Accumulator, accumulated: ir.Value, value: ir.Value
 ) -> ir.Value:
+    if microbatch.count == 1:  # the sum is its one term, and the only block is all
+        same = value.type == accumulated.type
+        return value if same else stablehlo.ReshapeOp(accumulated.type, value).result
     if accumulator.reducer:
         return combine(accumulator.reducer, accumulated, value)
     split = accumulator.view.split

@@ -19,6 +19,8 @@ Loops and branches that carry the batch have the rows of a microbatch inside.
 3. Place the ops on demand (`shardopt.solve.microbatches.time_plan`).
 4. Write the loop (`shardopt.passes.microbatches.microbatch_loop`).
 
+A single microbatch adds to nothing: what it makes replaces what the loop begins with.
+
 A loop in which the step accumulates gradients over parts of its batch by itself is the microbatch
 loop already: it is taken as it is (`shardopt.passes.microbatches.adopt_loop`), for as many
 microbatches as it has iterations.

@@ -38,6 +38,13 @@ func.func public @main(%w: tensor<4x4xf32> {tf.aliasing_output = 0 : i32}, %x: t
 // CHECK: %[[SUM:.*]] = stablehlo.add %arg3, %[[GI]]
 // CHECK: return %[[ROWSI]], %[[SUM]]
 
+// A single microbatch adds to nothing.
+// ONE-LABEL: func.func private @microbatch
+// ONE: %[[H1:.*]] = stablehlo.dot_general
+// ONE: %[[G1:.*]] = stablehlo.dot_general {{.*}}, %[[H1]], contracting_dims = [0] x [0]
+// ONE-NEXT: %[[ROWS1:.*]] = stablehlo.reshape %[[H1]]
+// ONE-NEXT: return %[[ROWS1]], %[[G1]]
+
 // The sum of the mask depends on batch arguments alone: it is computed once, on the whole batch. The broadcast weight is
 // made at microbatch size. The second argument carries the batch in dimension 1.
 //--- mask.mlir

@@ -150,7 +150,13 @@ class Lifetimes:
         # An input has memory of its own already.
         self.aliased = aliases.keys()
         origins = ((self.handed.origin(b), a) for b, a in aliases.items())
-        self.aliases = {b: a for b, a in origins if b not in input_set}
+        # Nor does one need the memory of what is made and never read, as an accumulator of a single
+        # microbatch begins with.
+        self.aliases = {
+            b: a
+            for b, a in origins
+            if b not in input_set and (self.readers[a] or a not in self.position_of)
+        }
         self.group_stop = {graph.ops[op].group: position + 1 for position, op in enumerate(order)}
         self.loop_span = (
             (0, 0)

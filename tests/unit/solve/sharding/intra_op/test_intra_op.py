@@ -180,6 +180,19 @@ def test_what_replaces_an_input_takes_its_memory() -> None:
     assert solved(build_problem(graph, mesh, CLUSTER, tied=((0, 1),))).live_bytes.tolist() == [32]
 
 
+@pytest.mark.parametrize(("read", "held"), [(True, [32, 48, 48]), (False, [32, 32, 32])])
+def test_what_an_accumulator_begins_with_takes_memory_if_it_is_read(
+    read: bool, held: list[int]
+) -> None:
+    """As that of a single microbatch is not: the result is written over what it is made of."""
+    shape, mesh = (4,), Mesh("m", (("x", 1),), (0,))
+    zeros = Op("constant", (), (1,), rule("->a", {"a": 4}))
+    between = elementwise("sort", shape, (0,), 2)
+    last = elementwise("sort", shape, (2, 1) if read else (2,), 3)
+    graph = OpGraph((f32(*shape),) * 4, (zeros, between, last), (0,), (3,))
+    assert solved(build_problem(graph, mesh, CLUSTER, tied=((1, 3),))).live_bytes.tolist() == held
+
+
 def test_a_part_is_the_problem_of_the_graph_of_its_operations() -> None:
     whole = mlp(64, 32, 3)
     part = IntraOpTables(whole, MESH, CLUSTER).problem(range(2, 6))
