@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardopt.cost.collectives import ALL_REDUCE, REDUCE_SCATTER
 from shardopt.cost.traffic import Traffic
 
 
@@ -30,6 +31,19 @@ class CostSummary:
     def communication_bytes(self) -> int:
         """Bytes of one device that take part in collectives, counted as `Traffic` does."""
         return sum(item.bytes for item in self.traffic)
+
+    @property
+    def summed_bytes(self) -> int:
+        """Of the terms that one device has in sums over devices."""
+        return self.scattered_bytes + self._bytes_of(ALL_REDUCE)
+
+    @property
+    def scattered_bytes(self) -> int:
+        """Of those of its terms of whose sum it gets a part."""
+        return self._bytes_of(REDUCE_SCATTER)
+
+    def _bytes_of(self, kind: str) -> int:
+        return sum(item.bytes for item in self.traffic if item.kind == kind)
 
     @property
     def collectives(self) -> tuple[tuple[str, int], ...]:

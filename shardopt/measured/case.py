@@ -15,7 +15,7 @@ from shardopt.measured.rows import Row
 from shardopt.measured.sizes import spec_of
 from shardopt.measured.unstated import InexpressibleRow
 from shardopt.models.computing import Computing
-from shardopt.models.specs import ResnetSpec, Spec, block_layers
+from shardopt.models.specs import GptSpec, MoeSpec, ResnetSpec, Spec, block_layers
 
 # Products in 8 bits are beside numbers of 16: norms, attention and the residuals between blocks.
 _PRECISIONS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "fp8": "bf16"}
@@ -26,7 +26,8 @@ class Case:
     """A row that can be planned. `spec.batch` is the batch of one step, whose numbers are of
     `dtype` but for what `how` says; what that recomputes is up to the plan. `sums_early` begins the
     sums of gradients, and gathers of weights, beside the microbatches next to them;
-    `awaits_messages` lets stages compute nothing while they receive."""
+    `awaits_messages` lets stages compute nothing while they receive; `sums_together` makes one sum
+    of all gradients, behind the last."""
 
     row: Row
     spec: Spec
@@ -34,6 +35,7 @@ class Case:
     how: Computing
     sums_early: bool
     awaits_messages: bool
+    sums_together: bool
     machine: HostGroup
     layout: RowLayout
 
@@ -59,6 +61,8 @@ def case_of(row: Row) -> Case:
             "over several hosts take whole ones"
         )
     spec = spec_of(row)
+    if framework.ties and isinstance(spec, GptSpec | MoeSpec):
+        spec = replace(spec, tied=True)
     if framework.pads_vocabulary:
         spec = _padded(spec, framework.pads_vocabulary * (row.tp or 1))
     if spec.layers % (layout.stages * block_layers(spec)):
@@ -69,7 +73,7 @@ def case_of(row: Row) -> Case:
     if isinstance(spec, ResnetSpec):
         _check_resnet(precision, layout)
     how = replace(framework.how, float8=precision == "fp8")
-    waits = (states_overlap(row), framework.awaits_messages)
+    waits = (states_overlap(row), framework.awaits_messages, framework.sums_together)
     return Case(row, spec, _PRECISIONS[precision], how, *waits, machine, layout)
 
 

@@ -65,8 +65,10 @@ class Framework:
     norms and residuals along the sequence, whatever a row says; `attends_by` is how keys and
     values of other tokens come to a device where sequences are split; `awaits_messages` that stages
     compute nothing while they receive. Each tensor-parallel part has a multiple of
-    `pads_vocabulary` of the vocabulary, unless that is 0. `how` is what blocks and steps compute
-    otherwise than the plain model."""
+    `pads_vocabulary` of the vocabulary, unless that is 0. `sums_together` combines the sums of all
+    gradients into one collective, behind the last of them. `ties` says that the embedding is the
+    last product's weight, too. `how` is what blocks and steps compute otherwise than the plain
+    model."""
 
     attention: str = ""
     merges: bool = True
@@ -78,12 +80,19 @@ class Framework:
     attends_by: str = "all-gather"
     awaits_messages: bool = False
     pads_vocabulary: int = 0
+    sums_together: bool = False
+    ties: bool = False
     how: Computing = PLAIN
 
 
 _UNKNOWN = Framework()
 # A schedule can be called so, too.
 _EAGER = re.compile(r"\beager\b(?!-1f1b)", re.IGNORECASE)
+# alpa/monkey_patch.py: flax's Embed takes the product of one-hot rows and the table.
+# alpa/model/model_util.py, TrainState: float16 parameters beside their float32 master copy.
+_BY_ALPA = Computing(looks_up_by_product=True, carries_copies=True)
+# alpa/shard_parallel/auto_sharding.py, AutoShardingOption: XLA's combiner of all-reduces takes them
+# together up to all_reduce_threshold, 2^60 bytes.
 # The first pattern found in the source decides; with, in order, where what is said is from.
 _FRAMEWORKS = (
     # Transformer Engine is the default implementation, and takes cuDNN's attention.
@@ -118,6 +127,10 @@ _FRAMEWORKS = (
             how=Computing(drops=True, clips=True, entropy="in-passes"),
         ),
     ),
+    # benchmark/alpa/benchmark_2d_one_case_gpt_bert.py and _moe.py take the configuration's default,
+    # tie_word_embeddings; benchmark_3d_one_case_gpt_bert.py sets it to False.
+    (r"results_intra_ablation", Framework(ties=True, sums_together=True, how=_BY_ALPA)),
+    (r"alpa osdi22", Framework(sums_together=True, how=_BY_ALPA)),
     # scripts/train/benchmarking/submit_benchmarks.py: attn_impl is triton, FlashAttention as of
     # flash-attn 1.0.3 has it (A100). FSDP gathers ahead and reduces behind (arXiv 2304.11277,
     # section 3.3). PyTorch stops running a block again at the last value that the backward pass

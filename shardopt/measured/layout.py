@@ -72,6 +72,11 @@ class RowLayout:
         return self.intra_op.endswith(("zero1", "zero2"))
 
     @property
+    def splits_batch_alone(self) -> bool:
+        """Whether devices sum gradients, and nothing else."""
+        return self.intra_op in ("data", "zero1", "zero2", "zero3", "mics")
+
+    @property
     def microbatches(self) -> int:
         """Of a step, where the microbatch is stated."""
         assert self.microbatch is not None, "the caller fills in what is open"

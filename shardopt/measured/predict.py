@@ -68,6 +68,14 @@ def prediction_within(case: Case, fraction: float) -> StepPrediction:
     return _prediction(case, layout, layout.recomputation or RowRecomputation(), fraction)
 
 
+def whole_case(case: Case) -> ShortCase:
+    """All blocks of a row on its stages, as the row states them."""
+    layout = next(open_microbatches(case.layout))
+    blocks = case.spec.layers // (layout.stages * block_layers(case.spec))
+    recomputation = layout.recomputation or RowRecomputation()
+    return _short(case, layout, recomputation, layout.stages, blocks)
+
+
 def _prediction(
     case: Case, layout: RowLayout, recomputation: RowRecomputation, fraction: float = 0.0
 ) -> StepPrediction:
@@ -83,7 +91,7 @@ def _prediction(
     )
     host = case.machine.devices_per_host
     share = case.machine.overlap_share if case.sums_early else 0.0
-    waits = (share, case.awaits_messages)
+    waits = (share, case.awaits_messages, case.sums_together and layout.splits_batch_alone)
     shape = Shape(layout.pp, layout.stages, blocks, layout.width, host, *waits)
     return predict(Pair(first, second), shape, layout.schedule, layout.microbatches)
 
@@ -125,7 +133,7 @@ def _short(
         how=replace(
             case.how,
             recomputed=recomputation.within,
-            carries_copies=layout.splits_optimizer_alone,
+            carries_copies=case.how.carries_copies or layout.splits_optimizer_alone,
         ),
         machine=case.machine,
         stages=stages,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardopt.cost.summary import CostSummary
     from shardopt.dialect.program import StepProgram
     from shardopt.extract.pipeline_graph import PipelineGraph
+    from shardopt.frontend.plans.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class ShortPlan:
     """A planned pipeline of `blocks` blocks a stage, one stage a mesh. `outside_seconds` is what
     each stage does before and behind the microbatches, `outside_communication` the part of that in
     which it communicates and computes nothing, `fragment_bytes` the most that a device holds within
-    one of its fragments."""
+    one of its fragments. `summed_bytes` is what it would hold if all that a microbatch sums over
+    devices was summed at once: its arguments, its terms, and its part of what is scattered."""
 
     blocks: int
     cluster: Cluster
@@ -37,6 +39,7 @@ class ShortPlan:
     outside_seconds: tuple[float, ...]
     outside_communication: tuple[float, ...]
     fragment_bytes: tuple[int, ...]
+    summed_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -69,15 +72,8 @@ def short_plan(case: ShortCase) -> ShortPlan:
     from shardopt.dialect.mpmd import read_topology
     from shardopt.dialect.program import read_program
     from shardopt.extract.pipeline_graph import read_pipeline
-    from shardopt.frontend.planning.make_plan import make_plan
-    from shardopt.frontend.plans.from_plan_file import options_after
-    from shardopt.models.build import bytecode
 
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "short.plan.json"
-        file.write_text(json.dumps(plan_document(case)))
-        model = bytecode(case.spec, case.dtype, how=case.how)
-        plan = make_plan(model, options_after(str(file), {}), cache=False)
+    plan = finished_plan(case)
     with plan.loaded as modules:
         program = read_program(modules[plan.module])
         return ShortPlan(
@@ -87,7 +83,21 @@ def short_plan(case: ShortCase) -> ShortPlan:
             tuple(row.outside_seconds for row in plan.summary.stages),
             _outside_communication(program, case.stages),
             _fragment_bytes(program, case.stages),
+            _summed_bytes(program, case),
         )
+
+
+def finished_plan(case: ShortCase) -> Plan:
+    """Raises UserError where the method does not apply to the model."""
+    from shardopt.frontend.planning.make_plan import make_plan
+    from shardopt.frontend.plans.from_plan_file import options_after
+    from shardopt.models.build import bytecode
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "short.plan.json"
+        file.write_text(json.dumps(plan_document(case)))
+        model = bytecode(case.spec, case.dtype, how=case.how)
+        return make_plan(model, options_after(str(file), {}), cache=False)
 
 
 def plan_document(case: ShortCase) -> dict[str, Any]:
@@ -142,6 +152,22 @@ def _fragment_bytes(program: StepProgram, stages: int) -> tuple[int, ...]:
     for stage, cost in _costs((*body_of(program.main_block), *program.body_ops)):
         most[stage] = max(most[stage], cost.peak_bytes)
     return tuple(most)
+
+
+def _summed_bytes(program: StepProgram, case: ShortCase) -> tuple[int, ...]:
+    """Results have the type of their terms, and those that are not scattered their place."""
+    from shardopt.dialect.mpmd import parse_mesh_tensor, read_topology
+    from shardopt.extract.pipeline_memory import local_bytes
+
+    meshes = {mesh.name: mesh for mesh in read_topology(program.main)}
+    stage_of = {name: stage for stage, name in enumerate(meshes)}
+    held = [0.0] * case.stages
+    for argument in program.main_block.arguments:
+        mesh = parse_mesh_tensor(argument.type).mesh
+        held[stage_of[mesh]] += local_bytes(argument.type, meshes)
+    for stage, cost in _costs(program.body_ops):
+        held[stage] += cost.summed_bytes + cost.scattered_bytes / (case.shape[0] * case.shape[1])
+    return tuple(map(round, held))
 
 
 def _costs(ops: Iterable[ir.Operation]) -> Iterator[tuple[int, CostSummary]]:

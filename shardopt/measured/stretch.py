@@ -40,7 +40,8 @@ class Shape:
     """The pipeline to be: `meshes` meshes of `width` devices, `stages` stages of `blocks` blocks
     that go round the meshes. In a second of collectives before and behind the microbatches it gets
     on by `outside_share` seconds with the first and the last of these. With `awaits_messages` it
-    computes nothing while it receives."""
+    computes nothing while it receives; with `sums_together` the backward pass ends with one
+    collective for all that it sums, until which every device holds its terms."""
 
     meshes: int
     stages: int
@@ -49,6 +50,7 @@ class Shape:
     devices_per_host: int
     outside_share: float = 0.0
     awaits_messages: bool = False
+    sums_together: bool = False
 
     def crosses(self, stage: int) -> bool:
         """Whether the stage behind this one lies on another host."""
@@ -82,7 +84,7 @@ def predict(pair: Pair, shape: Shape, schedule: str, microbatches: int) -> StepP
         pair.at(shape.blocks, *values)
         for values in zip(pair.first.fragment_bytes, pair.second.fragment_bytes, strict=True)
     )
-    held = max(peak_bytes(pipeline, result))
+    held = max([*peak_bytes(pipeline, result), *template.bytes_when_summed()])
     return StepPrediction(result.makespan_seconds + max(outside), max(held, round(fragments)))
 
 
@@ -139,6 +141,12 @@ class _Template:
             each - min(share * communication, computing)
             for each, communication, computing in zip(outside, awaited, one, strict=True)
         ]
+
+    def bytes_when_summed(self) -> list[int]:
+        """Of each mesh, with all that it sums together."""
+        if not self._shape.sums_together:
+            return []
+        return [round(held) for held in self.by_mesh(self._of_plans("summed_bytes"))]
 
     def by_mesh(self, values: Iterator[float] | list[float]) -> list[float]:
         """Sums over the stages of each mesh, of what the short plans have for theirs."""

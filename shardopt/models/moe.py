@@ -47,7 +47,7 @@ def weights(spec: MoeSpec) -> Tree:
     }
     sparse = {**shared, "experts": experts}
     dense = {**shared, "feed_forward": feed_forward_weights(hidden, spec.width)}
-    ends = embedding_weights(spec.vocab, spec.sequence, hidden)
+    ends = embedding_weights(spec.vocab, spec.sequence, hidden, spec.tied)
     return {"ends": ends, "blocks": [sparse, dense] * (spec.layers // 2)}
 
 

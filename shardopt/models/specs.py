@@ -73,7 +73,7 @@ class LlamaSpec:
 @dataclass(frozen=True)
 class MoeSpec:
     """A decoder whose even layers have `experts`; `group` tokens are routed together; `width` is
-    that of the FFN."""
+    that of the FFN; `tied` shares the embedding with the last product."""
 
     hidden: int
     layers: int
@@ -84,6 +84,7 @@ class MoeSpec:
     batch: int = 1024
     group: int = 2048
     width: int = 8
+    tied: bool = False
 
     @property
     def capacity(self) -> int:

@@ -135,6 +135,15 @@ def test_a_framework_pads_vocabularies(gpt: Row) -> None:
     assert getattr(case_of(replace(row, source="of my own")).spec, "vocab", None) == 50257
 
 
+def test_a_framework_ties_and_looks_up_by_products(gpt: Row) -> None:
+    """As what Alpa's figures 8 and 7 were measured with, each in its own way."""
+    figure8 = case_of(replace(gpt, source="Alpa OSDI22 artifact, results_intra_ablation_ref.tsv"))
+    figure7 = case_of(replace(gpt, source="Alpa OSDI22 artifact, results_e2e_ref.tsv"))
+    assert [getattr(case.spec, "tied", None) for case in (figure8, figure7)] == [True, False]
+    for case in (figure8, figure7):
+        assert case.how.looks_up_by_product and case.how.carries_copies and case.sums_together
+
+
 def test_a_framework_may_keep_a_part_before_it_keeps_nothing(gpt: Row) -> None:
     pax = case_of(replace(gpt, source="NVIDIA JAX-Toolbox, PaxML", recompute="")).layout
     assert pax.between == (RowRecomputation(within="all-but-products"),)

@@ -72,7 +72,7 @@ def test_collectives_outside_pass_beside_one_microbatch(share: float, seconds: f
     task = StageTask(TaskKind.FORWARD, 0)
     graph = StageGraph((task,), ())
     pipeline = PipelineGraph(graph, {task: 2.0}, (), {}, (0,), 1, (0,), outside_bytes=(0,))
-    plan = ShortPlan(1, Cluster("one", (_MACHINE,)), pipeline, (5.0,), (4.0,), (0,))
+    plan = ShortPlan(1, Cluster("one", (_MACHINE,)), pipeline, (5.0,), (4.0,), (0,), (0,))
     shape = Shape(1, 1, 1, 1, 1, outside_share=share)
     assert predict(Pair(plan, plan), shape, "1f1b", 3).step_seconds == pytest.approx(seconds)
 
@@ -85,9 +85,23 @@ def test_messages_pass_beside_computing_or_are_awaited(awaits: bool, seconds: fl
     graph = StageGraph(tasks, (StageEdge(*tasks, 8),))
     times = dict.fromkeys(tasks, 2.0)
     pipeline = PipelineGraph(graph, times, (1.0,), {}, (0, 0), 2, (0, 1), outside_bytes=(0, 0))
-    plan = ShortPlan(1, Cluster("two", (_MACHINE,)), pipeline, (0.0, 0.0), (0.0, 0.0), (0, 0))
+    plan = ShortPlan(
+        1, Cluster("two", (_MACHINE,)), pipeline, (0.0, 0.0), (0.0, 0.0), (0, 0), (0, 0)
+    )
     shape = Shape(2, 2, 1, 1, 1, awaits_messages=awaits)
     assert predict(Pair(plan, plan), shape, "1f1b", 4).step_seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("together", "held"), [(False, 10), (True, 16)])
+def test_sums_of_one_collective_are_held_until_the_last(together: bool, held: int) -> None:
+    """A fragment that holds 10 bytes, of a step that would hold 16 when it sums."""
+    task = StageTask(TaskKind.FORWARD, 0)
+    pipeline = PipelineGraph(
+        StageGraph((task,), ()), {task: 1.0}, (), {}, (7,), 1, (0,), outside_bytes=(0,)
+    )
+    plan = ShortPlan(1, Cluster("one", (_MACHINE,)), pipeline, (0.0,), (0.0,), (10,), (16,))
+    shape = Shape(1, 1, 1, 1, 1, sums_together=together)
+    assert predict(Pair(plan, plan), shape, "1f1b", 1).memory_bytes == held
 
 
 def test_what_the_solver_chooses_is_planned_whole() -> None:
