@@ -93,9 +93,13 @@ def _fitting(case: Case) -> tuple[StepPrediction, bool]:
     """The plan as stated, or where that exceeds the memory the planner's within it, and whether it
     is the former. Raises UserError where there is none."""
     plan = prediction(case)
-    if plan.memory_bytes <= USABLE * case.machine.device.memory_bytes:
+    usable = USABLE * case.machine.device.memory_bytes
+    if plan.memory_bytes <= usable:
         return plan, True
-    return prediction_within(case, USABLE), False
+    plan = prediction_within(case, USABLE)
+    if plan.memory_bytes > usable:  # with what sums hold that the planner makes one by one
+        raise UserError(f"gradients summed together need {plan.memory_bytes / GIB:.2f} GiB")
+    return plan, False
 
 
 def _shapes(case: Case) -> Iterator[Case]:

@@ -4,12 +4,14 @@ what the finished plan says of them.
     python -m benchmarks.solve.stage_account                     # tiny models, one and two stages
     python -m benchmarks.solve.stage_account gpt-1.3b --cluster p3.16xlarge:1x4 --stages 4
         --recompute layer --microbatches 128 --layers 8
+    python -m benchmarks.solve.stage_account --figure8 [gpt-2 moe]   # cells of Alpa's figure 8
 
-Models are those of `benchmarks.alpa.models`. Both accounts by part: seconds of a step forwards,
-backwards and outside the loop, and GiB or KiB of a device: its arguments, what one microbatch in
-flight keeps, and the peak while each part runs, under the microbatches in flight of the plan. The
-last line is the largest difference in seconds of a stage and in its peak, relatively; the exit code
-is 1 if that is more than `--tolerance`."""
+Models are those of `benchmarks.alpa.models`, cells those of `benchmarks.alpa.figure8` whose names
+begin so, all by default: each in the plan that it states, whether that fits or not. Both accounts
+by part: seconds of a step forwards, backwards and outside the loop, and MiB of a device: its
+arguments, what one microbatch in flight keeps, and the peak while each part runs, under the
+microbatches in flight of the plan. The last line is the largest difference in seconds of a stage
+and in its peak, relatively; the exit code is 1 if that is more than `--tolerance`."""
 
 from __future__ import annotations
 
@@ -187,11 +189,28 @@ def plans(args: argparse.Namespace) -> Iterator[tuple[str, Plan]]:
                     print(f"{name}, {stages} stages by {method}: {error}", file=sys.stderr)
 
 
+def plans_of_figure8(args: argparse.Namespace) -> Iterator[tuple[str, Plan]]:
+    """Cells on one device have equal plans, which are made once."""
+    from benchmarks.alpa.figure8 import published
+    from shardopt.measured.case import case_of
+    from shardopt.measured.predict import whole_case
+    from shardopt.measured.short_plan import ShortCase, finished_plan
+
+    cells: dict[ShortCase, list[str]] = {}
+    for cell, row in published().items():
+        if cell.startswith(tuple(args.models or [""])):
+            cells.setdefault(whole_case(case_of(row)), []).append(cell)
+    for case, names in cells.items():
+        further = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield names[0] + further, finished_plan(case)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="or the beginnings of cells")
+    parser.add_argument("--figure8", action="store_true", help="cells of figure 8, not models")
     parser.add_argument("--cluster", default="cpu-test:1x4")
     parser.add_argument("--batch", type=int, help="another batch than the published one")
     parser.add_argument("--microbatches", type=int, default=4)
@@ -208,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for part in _PARTS:
         table.add_column(f"peak {part}", justify="right")
     worst = [0.0, 0.0]
-    for name, plan in plans(args):
+    for name, plan in plans_of_figure8(args) if args.figure8 else plans(args):
         for stage, (phase, finished) in enumerate(accounts(plan)):
             add_rows(table, name, stage, (phase, finished))
             now = (
