@@ -25,7 +25,7 @@ from types import MappingProxyType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.solve.intra_op_plans import SOLVER, Record, Task, measure
+from benchmarks.solve.intra_op_plans import MEMORY, SOLVER, Record, Task, measure
 from shardopt.hardware.cluster import Cluster, Link
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.presets.presets import PRESETS
@@ -134,9 +134,7 @@ def beaten(records: Iterable[Record]) -> Iterator[tuple[Record, Record]]:
     """(baseline, solver) where the baseline is cheaper."""
     records = list(records)
     solved = {
-        _place(record): record
-        for record in records
-        if record.preset == SOLVER and record.status != "refused"
+        _place(record): record for record in records if record.preset == SOLVER and record.has_plan
     }
     for record in records:
         best = solved.get(_place(record))
@@ -150,8 +148,8 @@ def _place(record: Record) -> tuple[str, str, str, float]:
 
 def markdown(records: Iterable[Record], presets: Sequence[str]) -> str:
     """For each mesh a table of models by presets: cost relative to the solver's plan, `–` where a
-    preset refuses; and where modules were compiled, the KiB that a device exchanges in a step,
-    planned / compiled."""
+    preset refuses, `memory` where no plan of it fits; and where modules were compiled, the KiB that
+    a device exchanges in a step, planned / compiled."""
     records = list(records)
     lines = []
     for mesh in dict.fromkeys(record.mesh for record in records):
@@ -181,7 +179,7 @@ def _rows(
 
 def _costs(here: Records, model: str, columns: Sequence[str]) -> list[str]:
     best = here.get((model, SOLVER))
-    if best is None or best.status == "refused":
+    if best is None or not best.has_plan:
         cells = ["–"] * 3
     else:
         cells = [
@@ -193,18 +191,16 @@ def _costs(here: Records, model: str, columns: Sequence[str]) -> list[str]:
 
 
 def _relative(record: Record | None, best: Record | None) -> str:
-    if record is None or record.status == "refused":
-        return "–"
-    return (
-        "?" if best is None or best.status == "refused" else f"{record.seconds / best.seconds:.3f}"
-    )
+    if record is None or not record.has_plan:
+        return MEMORY if record is not None and record.status == MEMORY else "–"
+    return "?" if best is None or not best.has_plan else f"{record.seconds / best.seconds:.3f}"
 
 
 def _bytes(here: Records, model: str, columns: Sequence[str]) -> list[str]:
     cells = []
     for preset in columns:
         record = here.get((model, preset))
-        if record is None or record.status == "refused":
+        if record is None or not record.has_plan:
             cells.append("–")
         else:
             compiled = f"{record.compiled_bytes / 1024:.4g}" if record.compiled_bytes >= 0 else "?"
@@ -228,9 +224,6 @@ def main() -> int:
     parser.add_argument("--gap", type=float, default=0.001)
     parser.add_argument("--memory-fraction", type=float, default=0.9, help="0 removes the limit")
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument(
-        "--unreduced", action="store_true", help="values may stay unfinished sums; not compiled"
-    )
     parser.add_argument("--batch-args", action="append", default=[], metavar="NAME=I,J:D")
     parser.add_argument("--output", type=Path, help="lines of JSON, continued if the file exists")
     parser.add_argument("--markdown", type=Path, help="write the table here too")
@@ -249,8 +242,7 @@ def main() -> int:
             args.time_limit,
             args.gap,
             args.memory_fraction,
-            not (args.no_compile or args.unreduced),
-            args.unreduced,
+            not args.no_compile,
         )
         for path, batch in find_models(
             args.folder, args.models, dict(item.split("=", 1) for item in args.batch_args)

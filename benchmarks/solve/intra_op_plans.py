@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -15,33 +15,37 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before jaxlib is imported
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.dtypes import numpy_name
+from shardopt.dialect.cluster import write_cluster
 from shardopt.extract.control_flow import mark_carried
 from shardopt.extract.mesh_graphs import MeshGraph, read_plain
 from shardopt.extract.op_graph import sharding_rules
-from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.hardware.cluster import Cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.mesh.mesh import Sharding, parse_mesh
+from shardopt.passes.base import PassContext
 from shardopt.passes.microbatches.find_batch import find_batch, mark_batch
-from shardopt.passes.sharding.apply.accumulators import add_sum_points, separate_accumulators
+from shardopt.passes.sharding.apply.accumulators import separate_accumulators
 from shardopt.passes.sharding.decide.input_kinds import find_input_kinds
 from shardopt.passes.sharding.decide.writing import write_plans
 from shardopt.passes.sharding.demands.user_constraints import read_demands
+from shardopt.passes.sharding.rotate_keys import RotateKeys
 from shardopt.pipeline.manager import run_pipeline
-from shardopt.runtime.devices.xla import XlaMesh
+from shardopt.runtime.devices.compiled import compiled_text
 from shardopt.solve.assignment.limits import SearchLimits, work_of
-from shardopt.solve.assignment.problem import Solution, evaluate
-from shardopt.solve.presets.presets import InputKinds, Restriction, restrict
+from shardopt.solve.presets.presets import InputKinds, restrict
+from shardopt.solve.sharding.budget.search import Fit, fit
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
-from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.strategies.constraints import Constraints
 from shardopt.solve.sharding.strategies.linear import find_linear
 from shardopt.support.errors import UserError
 from shardopt.xla_text.hlo import module_traffic
 
 SOLVER = "ilp"
+# The status of a preset that does not apply, and of one of which no plan fits into memory.
+REFUSED, MEMORY = "refused", "memory"
 # Beyond this many operations or bytes of all values a module takes minutes to compile for host
 # devices.
 COMPILED_OPERATIONS = 6000
@@ -50,8 +54,8 @@ COMPILED_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Record:
-    """A line of the results. `seconds` is the solver's objective; `status` is that of its solution
-    or "refused".
+    """A line of the results. `seconds` is what the plan costs; `status` is that of its solution,
+    "refused" or "memory".
 
     Bytes are those of one device and step. `compiled_bytes` is -1 where nothing was compiled;
     `note` says why."""
@@ -79,6 +83,10 @@ class Record:
     def key(self) -> tuple[str, str, str, str, float]:
         return self.model, self.mesh, self.preset, self.cluster, self.scale
 
+    @property
+    def has_plan(self) -> bool:
+        return self.status not in (REFUSED, MEMORY)
+
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
 
@@ -98,11 +106,23 @@ class Task:
     gap: float
     memory_fraction: float
     compiles: bool
-    unreduced: bool = False
+
+    @property
+    def memory_limit(self) -> int | None:
+        return int(self.memory_fraction * self.cluster.groups[0].device.memory_bytes) or None
 
     def record(self, preset: str, status: str, **values: object) -> Record:
         name, cluster = self.path.stem, self.cluster.name
         return Record(name, self.mesh, preset, cluster, self.scale, status, **values)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class _Best:
+    """The cheapest plan of a preset so far, as an assignment of the problem without one."""
+
+    seconds: float
+    preset: str
+    choice: Sequence[int]
 
 
 def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record]:
@@ -110,39 +130,79 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
     which may take the process with it, a record without one. `about_to(preset, what)` is told what
     comes."""
     about_to("", "reading")
-    annotated = _annotated(task)
-    with _imported(task) as (_, graph):
-        linear = find_linear(graph.graph, graph.tied, graph.sent) if task.unreduced else ()
-        tables = IntraOpTables(graph.graph, graph.mesh, task.cluster, linear=linear)
-        input_kinds = {
-            preset: _input_kinds(task, preset, graph, tables, annotated) for preset in task.presets
-        }
-    free = _problem(task, graph, tables, Restriction())
-    best: tuple[float, str, Solution] | None = None
-    for preset in sorted(task.presets, key=lambda name: name == SOLVER):
-        about_to(preset, "solving")
-        begin = perf_counter()
+    annotated, best = _annotated(task), None
+    as_written, rotated = (
+        [preset for preset in task.presets if _rotates(preset) == rotates]
+        for rotates in (False, True)
+    )
+    for presets in (rotated, sorted(as_written, key=lambda name: name == SOLVER)):
         try:
-            restriction = restrict(preset, tables, _raised(input_kinds[preset]))
-            problem = free if preset == SOLVER else _problem(task, graph, tables, restriction)
-            start = best[2].choice if preset == SOLVER and best is not None else None
-            solution = problem.solve(SearchLimits(None, task.gap, work_of(task.time_limit)), start)
-            plan = problem.decode(solution)
+            read = _read(task, presets, annotated) if presets else None
         except UserError as error:
-            yield task.record(
-                preset, "refused", note=str(error), solve_seconds=perf_counter() - begin
-            )
+            yield from (task.record(preset, REFUSED, note=str(error)) for preset in presets)
             continue
-        seconds, cost = perf_counter() - begin, _on(free, solution)
-        note = (
-            f"the plan of {best[1]}"
-            if start is not None and best is not None and cost == best[0]
-            else ""
+        for preset in presets if read is not None else ():
+            about_to(preset, "solving")
+            assert read is not None
+            begin = perf_counter()
+            start = best if preset == SOLVER else None
+            try:
+                found = _planned(task, preset, read, start)
+            except UserError as error:
+                taken = perf_counter() - begin
+                yield task.record(preset, REFUSED, note=str(error), solve_seconds=taken)
+                continue
+            seconds = perf_counter() - begin
+            if found.plan is None:
+                yield task.record(preset, MEMORY, solve_seconds=seconds)
+                continue
+            record = _solved(task, preset, found, seconds, start)
+            if not _rotates(preset) and (best is None or record.seconds < best.seconds):
+                best = _Best(record.seconds, preset, found.solution.choice)
+            yield from _compiled(task, record, found.plan, about_to)
+
+
+def _rotates(preset: str) -> bool:
+    """Whether a preset plans another program, in which keys go round a ring."""
+    return preset.startswith("ring")
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """A module as presets see it, which lives as long as the handles of its graph do."""
+
+    module: ir.Module
+    graph: MeshGraph
+    tables: IntraOpTables
+    input_kinds: Mapping[str, InputKinds | UserError]
+
+
+def _read(task: Task, presets: Sequence[str], annotated: Mapping[int, Sharding]) -> _Read:
+    with _imported(task, presets[0]) as (module, graph):
+        tables = IntraOpTables(
+            graph.graph,
+            graph.mesh,
+            task.cluster,
+            # Arguments and results of a module in Shardy's form have no padding.
+            Constraints(even=frozenset((*graph.arguments.values(), *graph.outputs))),
+            find_linear(graph.graph, graph.tied, graph.sent),
         )
-        if cost < (best[0] if best else float("inf")):
-            best = (cost, preset, solution)
-        record = _solved(task, preset, solution, cost, plan, seconds, note)
-        yield from _compiled(task, record, plan, about_to)
+        kinds = {preset: _input_kinds(task, preset, graph, tables, annotated) for preset in presets}
+    return _Read(module, graph, tables, kinds)
+
+
+def _planned(task: Task, preset: str, read: _Read, start: _Best | None) -> Fit:
+    restriction = restrict(preset, read.tables, _raised(read.input_kinds[preset]))
+    problem = read.tables.problem(
+        fixed=restriction.fixed,
+        allowed=restriction.allowed,
+        tied=read.graph.tied,
+        transient=restriction.transient,
+        residency=read.graph.residency,
+    )
+    limits = SearchLimits(None, task.gap, work_of(task.time_limit))
+    relaxed = problem.solve(limits, None if start is None else start.choice)
+    return fit(problem, task.memory_limit, limits=limits, relaxed=relaxed)
 
 
 def _annotated(task: Task) -> dict[int, Sharding]:
@@ -152,7 +212,7 @@ def _annotated(task: Task) -> dict[int, Sharding]:
     with make_context() as context, ir.Location.unknown(context):
         module = load_module(task.path, context)
         run_pipeline(module, "builtin.module(shardopt-import)")
-        demands = read_demands(module, _main(module), mesh, obey_annotations=True)
+        demands = read_demands(module, _main(module), mesh, obey_annotations=True, padded=True)
         with sharding_rules(module):
             graph = read_plain(_main(module), mesh)
         allowed = demands.allowed(graph.reader)
@@ -183,39 +243,15 @@ def _raised(input_kinds: InputKinds | UserError) -> InputKinds:
     return input_kinds
 
 
-def _problem(
-    task: Task, graph: MeshGraph, tables: IntraOpTables, restriction: Restriction
-) -> IntraOpProblem:
-    return tables.problem(
-        fixed=restriction.fixed,
-        allowed=restriction.allowed,
-        tied=graph.tied,
-        memory_limit_bytes=int(task.memory_fraction * task.cluster.groups[0].device.memory_bytes)
-        or None,
-        residency=graph.residency,
-    )
-
-
-def _on(free: IntraOpProblem, solution: Solution) -> float:
-    """The objective on the problem without a preset, whose nodes and strategies are the same: a
-    preset's plan is one of its assignments."""
-    return evaluate(free.problem, solution.choice).objective
-
-
-def _solved(
-    task: Task,
-    preset: str,
-    solution: Solution,
-    objective: float,
-    plan: IntraOpPlan,
-    seconds: float,
-    note: str,
-) -> Record:
+def _solved(task: Task, preset: str, found: Fit, seconds: float, start: _Best | None) -> Record:
+    plan, solution = found.plan, found.solution
+    assert plan is not None
     cost = plan.summary()
+    is_start = start is not None and tuple(solution.choice) == tuple(start.choice)
     return task.record(
         preset,
         solution.status,
-        seconds=objective,
+        seconds=solution.objective,
         gap=solution.gap,
         compute_seconds=cost.compute_seconds,
         communication_seconds=cost.communication_seconds,
@@ -224,7 +260,7 @@ def _solved(
         peak_bytes=cost.peak_bytes,
         solve_seconds=seconds,
         operations=len(plan.graph.ops),
-        note=note,
+        note=f"the plan of {start.preset}" if start is not None and is_start else "",
     )
 
 
@@ -238,7 +274,7 @@ def _compiled(
     yield Record(**{**record.as_dict(), "note": "compiling ended the process"})  # type: ignore[arg-type]
     about_to(record.preset, "compiling")
     try:
-        traffic = module_traffic(_compile(task, plan), plan.mesh)
+        traffic = module_traffic(_compile(task, record.preset, plan), plan.mesh)
     except Exception as error:  # the table must go on: what XLA refuses is one row
         yield Record(**{**record.as_dict(), "note": f"{type(error).__name__}: {error}"})  # type: ignore[arg-type]
         return
@@ -260,61 +296,44 @@ def _why_not_compiled(task: Task, plan: IntraOpPlan) -> str:
     return ""
 
 
-class _imported:
-    """The module of a task after import, and its graph, without annotations; live inside the `with`
-    block."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.context = make_context()
-
-    def __enter__(self) -> tuple[ir.Module, MeshGraph]:
-        context = self.context.__enter__()
-        module, mesh = load_module(self.task.path, context), parse_mesh(self.task.mesh)
+@contextmanager
+def _imported(task: Task, preset: str) -> Iterator[tuple[ir.Module, MeshGraph]]:
+    """The module of a task after import, as a preset plans it, and its graph, without annotations;
+    live inside the `with` block."""
+    mesh = parse_mesh(task.mesh)
+    with make_context() as context, ir.Location.unknown(context):
+        module = load_module(task.path, context)
         run_pipeline(module, "builtin.module(shardopt-import)")
-        with ir.Location.unknown(context):
-            read_demands(module, _main(module), mesh, obey_annotations=False)
-            mark_carried(module.operation)
-            separate_accumulators(module)
-            if self.task.unreduced:
-                add_sum_points(module)
-            if self.task.batch_args == ("auto",):
-                with suppress(UserError):  # some models have no batch
-                    mark_batch(_main(module), find_batch(module))
-            with sharding_rules(module):
-                graph = read_plain(_main(module), mesh)
+        read_demands(module, _main(module), mesh, obey_annotations=False, padded=True)
+        write_cluster(module, task.cluster)
+        if _rotates(preset):
+            rotate = RotateKeys(intra_op=preset, mesh=task.mesh, batch_args=task.batch_args)  # type: ignore[arg-type]
+            rotate.run(module, PassContext())
+        mark_carried(module.operation)
+        separate_accumulators(module)
+        if task.batch_args == ("auto",):
+            with suppress(UserError):  # some models have no batch
+                mark_batch(_main(module), find_batch(module))
+        with sharding_rules(module):
+            graph = read_plain(_main(module), mesh)
         graph.graph, graph.state  # noqa: B018 - read while the module lives
-        return module, graph
-
-    def __exit__(self, *error: object) -> None:
-        self.context.__exit__(*error)
+        yield module, graph
 
 
 def _main(module: ir.Module) -> ir.Operation:
     return next(function for function in functions(module) if symbol_name(function) == "main")
 
 
-def _compile(task: Task, plan: IntraOpPlan) -> str:
+def _compile(task: Task, preset: str, plan: IntraOpPlan) -> str:
     """The HLO text of the module with the plan written into it. Reading twice numbers operations
     alike."""
-    with _imported(task) as (module, graph), ir.Location.unknown(module.context):
+    with _imported(task, preset) as (module, graph), ir.Location.unknown(module.context):
         write_plans(module, _main(module), (graph,), (plan,))
         run_pipeline(
             module,
-            "builtin.module(shardopt-rematerialize,shardopt-insert-reshards,shardopt-annotate-shardings)",
+            "builtin.module(shardopt-rematerialize,shardopt-insert-reshards,"
+            "shardopt-annotate-shardings{sharding-format=sdy})",
         )
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
-
-    def specs(tensors: Sequence[int]) -> tuple[TensorSpec, ...]:
-        described = [plan.graph.tensors[k] for k in tensors]
-        return tuple(
-            TensorSpec(tensor.shape, numpy_name(tensor.dtype), plan.shardings[k])
-            for k, tensor in zip(tensors, described, strict=True)
-        )
-
-    arguments, results = specs(tuple(graph.arguments.values())), specs(plan.graph.outputs)
-    function = StageFunction("main", buffer.getvalue(), arguments, results, donates=())
-    return str(
-        XlaMesh(plan.mesh).compile(function, quick=True)._loaded.hlo_modules()[0].to_string()
-    )
+    return compiled_text(buffer.getvalue(), plan.mesh.size, shardy=True)

@@ -15,6 +15,8 @@ from math import prod
 import jax
 import pytest
 
+from benchmarks.cost.xla_agreement_case import Case, annotated
+from shardopt.cost.traffic import Traffic
 from shardopt.mesh.mesh import Sharding, parse_mesh
 from shardopt.solve.presets.presets import restrict
 from tests.e2e.preset_models import (
@@ -29,6 +31,7 @@ from tests.e2e.preset_models import (
     Moved,
     Shape,
     models,
+    module_of,
     planned,
     read,
     sorted_shape,
@@ -310,6 +313,18 @@ def test_context_parallelism_exchanges_keys_and_values_or_heads(
         if sorted(tensors[row.tensor].shape) == sorted((BATCH, LENGTH, HEADS, HIDDEN // HEADS))
     )
     assert moved == {(kind, axes[-1:], bytes_): count * LAYERS for kind, count in counts.items()}
+
+
+@EVERY_MESH
+def test_a_ring_passes_keys_and_values_on(mesh: str) -> None:
+    """A block of keys and one of values go round once forward and twice backward, the second time
+    with their gradients, which end where they began (Ring Attention, section 3)."""
+    axes, (*_, (_, size)) = axes_of(mesh), parse_mesh(mesh).axes
+    traffic, _ = annotated(module_of("gpt"), Case(mesh, "ring", gap=0.05), "sdy")
+    block = 4 * BATCH * LENGTH * HIDDEN // parse_mesh(mesh).size
+    passed = LAYERS * (3 * 2 * (size - 1) + 2 * size)
+    permutes = [each for each in traffic if each.kind == "permute"]
+    assert permutes == [Traffic("permute", axes[-1:], passed, passed * block)]
 
 
 @EVERY_MESH
