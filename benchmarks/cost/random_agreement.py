@@ -13,13 +13,22 @@ import argparse
 import random
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import chain
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.cost.xla_agreement_case import RANDOM, Case, check
-from shardopt.cost.traffic import compare
+from shardopt.cost.traffic import (
+    REDUCED,
+    Traffic,
+    TrafficDifference,
+    comparable,
+    compare,
+    total,
+)
 
 _EXTENTS = (8, 10, 12, 16)  # 10 and 12 are uneven on some meshes
 _INPUTS, _OPS = 3, 8
@@ -99,15 +108,29 @@ def differences(seeds: Iterable[int], meshes: tuple[str, ...]) -> tuple[int, int
         text = str(jax.jit(program, keep_unused=True).lower(*inputs).compiler_ir("stablehlo"))
         case = Case(meshes[seed % len(meshes)], f"{RANDOM}{seed}")
         [outcome] = check(text.encode(), case, ("sdy",))
-        rows = [
-            row
-            for row in compare(outcome.predicted, outcome.emitted)
-            if row.excess_bytes or row.predicted_tensors != row.found_tensors
-        ]
+        rows = _differing(outcome.predicted, outcome.emitted)
+        # A sum along one axis that is reshaped and then summed along another: two of the plan, and
+        # read as one along both from what is compiled.
+        if rows and not _differing(*map(_by_axis, (outcome.predicted, outcome.emitted))):
+            rows = []
         count, different = count + 1, different + bool(rows)
         if rows:
             print(f"seed {seed} on {case.mesh}: {'; '.join(map(str, rows))}", flush=True)
     return count, different
+
+
+def _differing(predicted: Iterable[Traffic], emitted: Iterable[Traffic]) -> list[TrafficDifference]:
+    rows = compare(predicted, emitted)
+    return [row for row in rows if row.excess_bytes or row.predicted_tensors != row.found_tensors]
+
+
+def _by_axis(items: Iterable[Traffic]) -> tuple[Traffic, ...]:
+    """All-reduces along several axes as one along each."""
+    split = [
+        [replace(item, axes=(axis,)) for axis in item.axes] if item.kind == REDUCED else [item]
+        for item in comparable(items)
+    ]
+    return total(chain.from_iterable(split))
 
 
 def main() -> int:
