@@ -117,11 +117,45 @@ def _constrain(op: ir.Operation, mesh: Mesh) -> None:
     if is_marker(op):
         _constraint(op, op.operands[0], op.results[0], text, mesh)
         op.erase()
-    elif not needs_no_constraint(op):
+    elif needs_no_constraint(op):
+        _split_for_terms(op, text, mesh)
+    else:
         texts = split_tuple(text)
         for result, one in zip(op.results, texts, strict=True):
             if isinstance(result.type, ir.RankedTensorType):
                 _constraint(op, result, result, one, mesh)
+
+
+def _split_for_terms(op: ir.Operation, text: str, mesh: Mesh) -> None:
+    """Constrain a value that is made anew, for readers that leave terms of sums along its axes:
+    nothing else says that they read parts, and each device would add up the whole value."""
+    value = op.results[0]
+    readers = [use.owner.operation for use in value.uses]
+    terms = [(reader, axes) for reader in readers if (axes := _terms_axes(reader, mesh))]
+    if not terms:
+        return
+    sharding = from_mhlo(text, ir.RankedTensorType(value.type).rank, mesh)
+    split = {axis for axes in sharding.dims for axis in axes}
+    for reader, axes in terms:
+        for number, operand in enumerate(reader.operands):
+            if operand == value and split & axes:
+                with ir.InsertionPoint(reader):
+                    attribute = sharding_attribute(sharding, mesh)
+                    made = sdy.ShardingConstraintOp(value, attribute, loc=op.location)
+                reader.operands[number] = made.result
+
+
+def _terms_axes(op: ir.Operation, mesh: Mesh) -> set[str]:
+    """The axes along which a result of an annotated operation stays unreduced."""
+    if MHLO_SHARDING not in op.attributes:
+        return set()
+    texts = split_tuple(ir.StringAttr(op.attributes[MHLO_SHARDING]).value)
+    return {
+        axis
+        for text, result in zip(texts, op.results, strict=True)
+        if "unreduced" in text
+        for axis in from_mhlo(text, ir.RankedTensorType(result.type).rank, mesh).unreduced
+    }
 
 
 def _constraint(

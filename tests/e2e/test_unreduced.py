@@ -39,6 +39,7 @@ from tests.e2e.test_sharding_against_xla import (
     FAST,
     SLOW,
     Compiled,
+    bytecode_of,
     check_numbers,
     mlp,
     reduced,
@@ -298,3 +299,43 @@ def test_gspmd_never_sees_an_open_sum() -> None:
     function = StageFunction("f", b"{devices=[1,2]<=[2] last_tile_dims={unreduced}}", (), (), ())
     with pytest.raises(ValueError, match="unreduced values need Shardy's form"):
         XlaMesh(parse_mesh("2")).compile(function)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "stablehlo.constant {S} dense<2.0> : tensor<4x4xf32>",
+        "stablehlo.iota dim = 0 {S} : tensor<4x4xf32>",
+        "stablehlo.broadcast_in_dim %z, dims = [] {S} : (tensor<f32>) -> tensor<4x4xf32>",
+    ],
+    ids=["constant", "iota", "splat"],
+)
+def test_sums_over_values_that_are_made_anew(made: str) -> None:
+    """Devices that add up such a value add up their parts of it."""
+    split = 'mhlo.sharding = "{devices=[2,1]<=[2]}"'
+    text = f"""
+module {{
+  func.func public @main(%t: tensor<f32> {{mhlo.sharding = "{{replicated}}"}})
+      -> (tensor<f32> {{mhlo.sharding = "{{replicated}}"}},
+          tensor<4x4xf32> {{mhlo.sharding = "{{replicated}}"}}) {{
+    %z = stablehlo.constant {{mhlo.sharding = "{{replicated}}"}} dense<0.5> : tensor<f32>
+    %0 = stablehlo.constant {{mhlo.sharding = "{{replicated}}"}} dense<0.0> : tensor<f32>
+    %c = {made.replace("{S}", f"{{{split}}}")}
+    %1 = stablehlo.reduce(%c init: %0) applies stablehlo.add across dimensions = [0, 1]
+        {{mhlo.sharding = "{{unreduced}}"}} : (tensor<4x4xf32>, tensor<f32>) -> tensor<f32>
+    %2 = stablehlo.custom_call @Sharding(%1) {{mhlo.sharding = "{{replicated}}"}}
+        : (tensor<f32>) -> tensor<f32>
+    %3 = stablehlo.add %t, %2 {{mhlo.sharding = "{{replicated}}"}} : tensor<f32>
+    %4 = stablehlo.negate %c {{mhlo.sharding = "{{replicated}}"}} : tensor<4x4xf32>
+    return %3, %4 : tensor<f32>, tensor<4x4xf32>
+  }}
+}}
+"""
+    mesh, inputs = parse_mesh("2"), [np.ones((), np.float32)]
+    with make_context() as context, ir.Location.unknown():
+        module = load_module(text.encode(), context)
+        reference = run_reference(module, inputs)
+        function = stage_function(module, mesh)
+        to_shardy(module, mesh)
+        function = replace(function, bytecode=bytecode_of(module))
+    check_numbers(Compiled((), (), mesh, function, reference, inputs))
