@@ -50,6 +50,7 @@ _SHARED: tuple[tuple[str, str], ...] = (
         "shardopt.forms.microbatch_rows",
     ),
     ("The cluster of the module, from `staged` on", "shardopt.dialect.cluster"),
+    ("Costs and other figures, from `staged` on", "shardopt.forms.figures"),
     ("Topologies and types, from `staged` on", "shardopt.dialect.mpmd"),
     ("Meshes and the values on them, from `staged` on", "shardopt.forms.mesh_checks"),
     ("Resharding plans, from `transferred` on", "shardopt.forms.reshard_steps"),

@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.compute import dispatch_seconds
 from shardopt.dialect.cluster import CLUSTER, read_cluster
-from shardopt.dialect.mpmd import BACKWARD, KIND, RESHARDING, STAGE, parse_mesh_tensor
+from shardopt.dialect.mpmd import BACKWARD, COST, KIND, RESHARDING, STAGE, parse_mesh_tensor
 from shardopt.dialect.program import StepProgram
 from shardopt.extract.op_graph import read_tensor
 from shardopt.extract.pipeline_memory import live_values, local_bytes, step_bytes
@@ -27,7 +27,6 @@ from shardopt.schedule.tasks import Schedule, StageTask, TaskKind
 from shardopt.schedule.workload import Workload
 from shardopt.support.errors import UserError
 
-COST = "shardopt.cost"
 _KINDS = {
     "fwd": TaskKind.FORWARD,
     "bwd": TaskKind.BACKWARD,

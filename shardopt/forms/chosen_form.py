@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.mpmd import TOPOLOGY, parse_mesh_tensor, read_topology
+from shardopt.dialect.mpmd import COST, TOPOLOGY, parse_mesh_tensor, read_topology
 from shardopt.dialect.plain_mesh import read_plain_mesh
 from shardopt.dialect.rematerialization import REMATERIALIZE, SeparateCopy, read_rematerialization
 from shardopt.dialect.strategy import read_strategy
@@ -27,7 +27,6 @@ from shardopt.extract.control_flow import numbered_operations
 from shardopt.extract.op_graph import free_values
 from shardopt.forms.imported_form import Violation
 from shardopt.forms.mesh_checks import value_error
-from shardopt.forms.sharded_form import COST
 from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
 from shardopt.mesh.mesh import Mesh, Sharding
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.donation import donation_faults, read_donation
 from shardopt.dialect.mpmd import (
     BODY_KINDS,
@@ -37,6 +38,8 @@ from shardopt.forms.exported_form import (
     read_steps,
 )
 from shardopt.forms.exported_program import MeshValue
+from shardopt.forms.figures import figure_violations
+from shardopt.forms.mesh_checks import mesh_errors
 from shardopt.forms.microbatch_rows import row_faults
 from shardopt.forms.reshard_steps import find_plan_fault, tiles_by_device
 from shardopt.forms.shardy_functions import stated_sharding
@@ -69,7 +72,7 @@ class _Verifier:
         self.symbols = symbols
         self.meshes: dict[str, Mesh] = {}
         self.problems: list[Problem] = []
-        self.homes: dict[tuple[int, str], str] = {}  # (stage, kind) -> mesh
+        self.homes: dict[int, str] = {}  # stage -> mesh
         # A call, its function and mesh, where values are unreduced.
         self.terms: dict[str, tuple[ir.Operation, ir.Operation, Mesh]] = {}
 
@@ -94,8 +97,18 @@ class _Verifier:
                 self._verify_aliases(main)
                 for message in unsummed_ends(main):
                     self.report(main, message)
+                for op, message in figure_violations(self.module, self.meshes):
+                    self.report(op, message)
+                self._verify_cluster(main)
         if self.meshes:
             self._verify_ops(entry_block(main), in_body=False)
+
+    def _verify_cluster(self, main: ir.Operation) -> None:
+        """Modules of others name none."""
+        if CLUSTER not in self.module.operation.attributes:
+            return
+        for message in mesh_errors(tuple(self.meshes.values()), read_cluster(self.module)):
+            self.report(main, message)
 
     def _meshes(self, function: ir.Operation) -> dict[str, Mesh]:
         meshes = read_topology(function)
@@ -195,9 +208,10 @@ class _Verifier:
                 op,
                 f"expected a kind of the microbatch body ({', '.join(BODY_KINDS)}), found '{kind}'",
             )
-        if not 0 <= stage < (calls := self._count_calls()):
+        calls = self._count_calls()
+        if not 0 <= stage < calls:
             self.report(op, f"expected a stage from 0 to {calls - 1}, found {stage}")
-        home = self.homes.setdefault((stage, kind), mesh) if in_body else mesh
+        home = self.homes.setdefault(stage, mesh)
         if home != mesh:
             self.report(op, f"{kind} of stage {stage} runs on mesh '{home}' and on mesh '{mesh}'")
 

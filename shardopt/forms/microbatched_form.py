@@ -21,6 +21,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.donation import donation_faults
 from shardopt.dialect.program import StepProgram, read_program
+from shardopt.forms.figures import batch_faults
 from shardopt.forms.imported_form import MAIN, Violation
 from shardopt.forms.microbatch_rows import call_violations, row_violations
 from shardopt.ir.rewriting import functions, operations, symbol_name
@@ -42,7 +43,8 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     yield from _of_call(program)
     yield from call_violations(program)
     yield from _of_functions(program)
-    yield from (Violation(program.main, fault) for fault in donation_faults(program.main))
+    for fault in (*donation_faults(program.main), *batch_faults(program.main)):
+        yield Violation(program.main, fault)
     if len(program.call.operands) == len(program.body_block.arguments):
         yield from _of_captures(program)
         yield from row_violations(program)

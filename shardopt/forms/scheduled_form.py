@@ -18,6 +18,7 @@ from shardopt.dialect.mpmd import SCHEDULE, read_topology
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.dialect.schedule import read_schedule
 from shardopt.extract.pipeline_graph import peak_bytes, read_pipeline, simulate_pipeline
+from shardopt.forms.figures import figure_violations
 from shardopt.forms.imported_form import Violation
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh
@@ -46,14 +47,14 @@ def violations(module: ir.Module, limits_memory: bool = True) -> Iterator[Violat
     if malformed:
         yield Violation(program.loop, malformed)
         return
+    if impossible := list(figure_violations(module, {mesh.name: mesh for mesh in meshes})):
+        yield from impossible  # the simulator adds them up
+        return
     schedule = ir.DictAttr(program.loop.attributes[SCHEDULE])
     text = read_schedule(program.loop)
     assert text is not None  # else malformed
     written = tuple(ir.DenseI64ArrayAttr(schedule["peak_bytes"]))
-    if len(written) != len(meshes):
-        message = f"expected peak_bytes of {len(meshes)} meshes, found {len(written)}"
-        yield Violation(program.loop, message)
-    elif limits_memory:
+    if limits_memory:
         yield from _of_memory(program, meshes, cluster, written)
     yield from _of_order(program, meshes, text, written)
 

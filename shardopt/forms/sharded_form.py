@@ -13,7 +13,6 @@ Seconds, bytes and collectives of a fragment are of one execution.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from itertools import starmap
@@ -23,12 +22,13 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import Traffic
-from shardopt.dialect.attributes import entries, f64, i64
-from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
+from shardopt.dialect.attributes import f64, i64
+from shardopt.dialect.mpmd import COST, is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.dialect.plain_mesh import PLAIN_MESH
 from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple
 from shardopt.extract.op_graph import sharding_rules
 from shardopt.forms.device_form import errors as device_errors
+from shardopt.forms.figures import figure_violations
 from shardopt.forms.imported_form import Violation
 from shardopt.forms.manual_code import MANUAL_SHARDING, misplaced
 from shardopt.forms.shardy_form import errors, read_mesh
@@ -36,7 +36,6 @@ from shardopt.forms.unreduced_proof import has_unreduced, is_unreduced, unproven
 from shardopt.ir.rewriting import functions, operations, symbol_name
 from shardopt.mesh.mesh import Mesh
 
-COST = "shardopt.cost"
 REPLICATED = "{replicated}"
 UNREDUCED = "{unreduced}"  # along all axes of the mesh
 _NO_FORM = "expected a sharding of the form {replicated} or {devices=[…]<=[…]}, found "
@@ -119,6 +118,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     else:
         meshes = {mesh.name: mesh for mesh in read_topology(main)}
         malformed = [each for f in functions(module) for each in _of_function(f, meshes)]
+        malformed += figure_violations(module, meshes)
         # The proof reads every sharding.
         yield from malformed or _unproven(module, meshes)
 
@@ -191,36 +191,7 @@ def _of_fragment(op: ir.Operation, meshes: dict[str, Mesh]) -> Iterator[Violatio
     mesh = meshes[_mesh_name(op)]
     if COST not in op.attributes:
         yield Violation(op, f"expected attribute '{COST}' on the fragment, found none")
-    else:
-        yield from _of_cost(op)
     yield from _of_ops(op.regions[0].blocks[0], mesh.size, mesh)
-
-
-def _of_cost(op: ir.Operation) -> Iterator[Violation]:
-    """Schedules, peaks and reports are sums of these."""
-    cost = op.attributes[COST]
-    if not isinstance(cost, ir.DictAttr):
-        yield Violation(op, f"expected '{COST}' to be a dictionary, found {cost}")
-        return
-    numbers: dict[str, float] = {}
-    for name, attribute in entries(cost).items():
-        if name == "collectives":
-            continue
-        number = attribute.value if isinstance(attribute, ir.FloatAttr | ir.IntegerAttr) else -1
-        if not 0 <= number < math.inf:
-            yield Violation(
-                op, f"expected a number of at least 0 as {name} in '{COST}', found {attribute}"
-            )
-            return
-        numbers[name] = number
-    if {"seconds", "compute_seconds", "communication_seconds"} <= numbers.keys():
-        parts = read_cost(op).seconds
-        if not math.isclose(numbers["seconds"], parts, rel_tol=1e-6, abs_tol=1e-12):
-            yield Violation(
-                op,
-                f"expected {parts:g} seconds in '{COST}', the sum of its parts, found "
-                f"{numbers['seconds']:g}",
-            )
 
 
 def _mesh_name(fragment: ir.Operation) -> str:

@@ -31,6 +31,7 @@ from shardopt.dialect.mpmd import (
     read_topology,
 )
 from shardopt.dialect.program import StepProgram, read_program
+from shardopt.forms.figures import figure_violations
 from shardopt.forms.imported_form import Violation
 from shardopt.forms.mesh_checks import mesh_errors, value_error
 from shardopt.forms.microbatch_rows import call_violations, row_violations
@@ -55,6 +56,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     for message in mesh_errors(meshes, cluster):
         yield Violation(program.main, message)
     yield from (Violation(program.main, fault) for fault in donation_faults(program.main))
+    yield from figure_violations(module, {mesh.name: mesh for mesh in meshes})
     yield from _of_body_topology(program)
     yield from row_violations(program)
     yield from _Checker(program, {mesh.name: mesh for mesh in meshes}).violations()

@@ -16,6 +16,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.mpmd import RESHARDING, parse_mesh_tensor, read_topology
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.forms.exported_form import mesh_value, read_steps
+from shardopt.forms.figures import figure_violations
 from shardopt.forms.imported_form import Violation
 from shardopt.forms.mesh_checks import value_error
 from shardopt.forms.reshard_steps import find_plan_fault, tiles_by_device
@@ -31,6 +32,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     except ValueError as error:
         yield Violation(module.operation, str(error))
         return
+    yield from figure_violations(module, meshes)
     index = _index(program)
     arrived: dict[tuple[ir.Value, str], ir.Operation] = {}
     for op in operations(module.operation, ("mpmd.transfer",)):

@@ -14,6 +14,7 @@ from shardopt.dialect.cluster import CLUSTER
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, REPLACED_BY
 from shardopt.dialect.mpmd import (
     BACKWARD,
+    COST,
     DEVICES,
     IN_FLIGHT,
     INTRA_OP,
@@ -35,7 +36,6 @@ from shardopt.dialect.strategy import CLONE, STRATEGY
 from shardopt.dialect.tiles import TILE
 from shardopt.forms.exported_form import MESH_SHAPE
 from shardopt.forms.frontier import FRONTIER
-from shardopt.forms.sharded_form import COST
 
 # Who writes what was in the model before the first pass.
 INPUT = "input"

@@ -50,6 +50,8 @@ class Mesh:
             )
         if len(set(self.devices)) != len(self.devices):
             raise ValueError(f"mesh '{self.name}': device ids {self.devices} are not unique")
+        if any(device < 0 for device in self.devices):
+            raise ValueError(f"mesh '{self.name}': device ids {self.devices} must be at least 0")
 
     @property
     def axis_names(self) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from shardopt.dialect.choices import drop_choices
 from shardopt.dialect.donation import ALIASING_OUTPUT
 from shardopt.dialect.mpmd import (
     BACKWARD,
+    COST,
     KIND,
     STAGE,
     STAGE_ID,
@@ -42,7 +43,6 @@ from shardopt.dialect.mpmd import (
 from shardopt.dialect.program import body_of, read_program
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.extract.buffer_reuse import reused_buffers, reused_in_function
-from shardopt.extract.pipeline_graph import COST
 from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.passes.base import Pass, PassContext

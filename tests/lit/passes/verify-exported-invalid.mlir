@@ -13,7 +13,7 @@
 // RUN: sed -e '/func private/s/tf.aliasing_output = 0/tf.aliasing_output = 7/' %t.mlir > %t.alias
 // RUN: not shardopt-opt %t.alias --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=ALIAS
 // RUN: not shardopt-opt %s --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=LIES
-// RUN: sed -e '/@stage1_fwd/s/shardopt.stage = 1/shardopt.stage = 99/' %t.mlir > %t.far
+// RUN: sed -e '/@stage1_fwd/s/shardopt.stage = 1/shardopt.stage = 99/' -e '/@stage0_bwd/s/shardopt.stage = 0/shardopt.stage = -1/' %t.mlir > %t.far
 // RUN: not shardopt-opt %t.far --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=FAR
 // RUN: not shardopt-opt %S/Inputs/two-stages.mlir --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=FRAGMENT
 // RUN: sed -e '/@main/s/<"m1" : <\["x"=2\]>>/&, <"m1" : <["x"=2]>>/' -e '/@main/s/array<i64: 2, 3>\]/array<i64: 2, 3>, array<i64: 4, 5>]/' %t.mlir > %t.meshes
@@ -46,6 +46,8 @@
 // RUN: not shardopt-opt %t.whole --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=WHOLE
 // RUN: sed -e '/stablehlo.multiply/s/{replicated}/{devices=[2]<=[2]}/' %t.mlir > %t.rank
 // RUN: not shardopt-opt %t.rank --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=RANK
+// RUN: sed -e '/@main/s/tf.aliasing_output = 1/shardopt.batch = 2 : i64, &/' -e 's/bubble = [^ ]*/bubble = 1.5/' -e 's/iterations = 2 : ui32/&, shardopt.in_flight = array<i64: 0, 1>/' -e '/@stage0_prologue/s/shardopt.cost = {/&collectives = [], communication_bytes = 1 : i64, /' -e 's/shardopt.kind = "bwd"/shardopt.backward, &/' %t.mlir > %t.figures
+// RUN: not shardopt-opt %t.figures --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=FIGURES
 // RUN: sed -e 's/iterations = 2/iterations = 70000/' %t.mlir > %t.iterations
 // RUN: not shardopt-opt %t.iterations --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=ITERATIONS
 
@@ -56,6 +58,12 @@
 // ALIAS: error: function @stage{{.*}}: argument {{.*}} aliases result 7, but there are
 // INSIDE: error: expected {{.*}}, found '{devices=[2,1]<=[3]}'
 // FAR: error: expected a stage from 0 to 6, found 99
+// FAR: note: expected a stage from 0 to 6, found -1
+// FIGURES: error: argument 1: expected a dimension below 2 as 'shardopt.batch', found 2 : i64
+// FIGURES: note: expected 0 communication_bytes in 'shardopt.cost', the sum of its collectives, found 1
+// FIGURES: note: expected a share of at most 1 as bubble in 'shardopt.schedule', found 1.5
+// FIGURES: note: expected numbers from 1 in 'shardopt.in_flight', found array<i64: 0, 1>
+// FIGURES: note: expected 'shardopt.backward' on forwards alone, found it on kind 'bwd'
 // FRAGMENT: error: expected a fragment call, a loop or a transfer, found 'mpmd.fragment'
 // MESHES: error: mesh 'm1' stands twice in the topology
 // UNKNOWN: error: argument 3: mesh 'm2' is not in the topology (m0, m1)

@@ -23,7 +23,7 @@
 // NAME: error: unknown schedule: 'zero'; did you mean 'zero-bubble'?
 // ORDER: error: schedule 'inference': task 0B0 is not listed on any mesh
 // MEMORY: error: expected at most 1000 bytes on a device of cluster test:1x4, found a peak of 1001 bytes on mesh 'm1'
-// MESHES: error: expected peak_bytes of 2 meshes, found 1
+// MESHES: error: expected peak_bytes of 2 meshes in 'shardopt.schedule', found array<i64: 192>
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module (written by the stage phase), found none
 // PEAK: error: expected a peak of 192 bytes on mesh 'm1', which its tasks hold, found 191
 // DICT: error: expected 'shardopt.schedule' to be a dictionary, found "x"
