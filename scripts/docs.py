@@ -43,6 +43,7 @@ _LIT = "tests/lit/passes"
 # Verifiers whose module is not called `<form>_form`, and checks that several verifiers share.
 _VERIFIERS = {"exported": "exported_verify"}
 _SHARED: tuple[tuple[str, str], ...] = (
+    ("Attributes of other types than above, in every form", "shardopt.forms.attribute_types"),
     ("Donated arguments, in every form", "shardopt.dialect.donation"),
     ("The loop, in every form from `microbatched` on", "shardopt.dialect.program"),
     (

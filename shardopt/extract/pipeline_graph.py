@@ -271,7 +271,14 @@ def _fragment_seconds(op: ir.Operation) -> float:
             f"expected attribute '{COST}' on every fragment (written by the shard "
             "phase), found none"
         )
-    return ir.FloatAttr(ir.DictAttr(op.attributes[COST])["seconds"]).value
+    return _read_seconds(op, COST)
+
+
+def _read_seconds(op: ir.Operation, key: str) -> float:
+    fields = ir.DictAttr(op.attributes[key])
+    if "seconds" not in fields:
+        raise ValueError(f"expected seconds in '{key}' of '{op.name}', found {fields}")
+    return ir.FloatAttr(fields["seconds"]).value
 
 
 def _call_seconds(op: ir.Operation, meshes: dict[str, Mesh], cluster: Cluster | None) -> float:
@@ -301,4 +308,4 @@ def _nics(op: ir.Operation, cluster: Cluster | None) -> frozenset[int]:
 def _transfer_seconds(op: ir.Operation) -> float:
     if RESHARDING not in op.attributes:
         return 0.0
-    return ir.FloatAttr(ir.DictAttr(op.attributes[RESHARDING])["seconds"]).value
+    return _read_seconds(op, RESHARDING)

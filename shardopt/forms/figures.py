@@ -56,6 +56,8 @@ def figure_violations(module: ir.Module, meshes: Mapping[str, Mesh]) -> Iterator
 
 def batch_faults(function: ir.Operation) -> Iterator[str]:
     """Dimensions of arguments that are said to hold the batch, and are none."""
+    if "arg_attrs" not in function.attributes:
+        return
     inputs = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value).inputs
     rows = zip(inputs, argument_attributes(function), strict=True)
     for number, (type_, row) in enumerate(rows):
@@ -90,12 +92,9 @@ def _of_operation(op: ir.Operation, meshes: Mapping[str, Mesh]) -> Iterator[str]
 
 
 def _amounts(op: ir.Operation, key: str) -> dict[str, float]:
-    """Raises ValueError where attribute `key` is no dictionary of amounts."""
-    attribute = op.attributes[key]
-    if not isinstance(attribute, ir.DictAttr):
-        raise ValueError(f"expected '{key}' to be a dictionary, found {attribute}")
+    """Raises ValueError where an entry of dictionary `key` is none."""
     amounts: dict[str, float] = {}
-    for name, value in entries(attribute).items():
+    for name, value in entries(ir.DictAttr(op.attributes[key])).items():
         if name in _OTHERS[key]:
             continue
         number = value.value if isinstance(value, ir.FloatAttr | ir.IntegerAttr) else -1

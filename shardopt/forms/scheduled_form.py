@@ -62,9 +62,7 @@ def violations(module: ir.Module, limits_memory: bool = True) -> Iterator[Violat
 def _malformed(loop: ir.Operation) -> str:
     if SCHEDULE not in loop.attributes:
         return f"expected attribute '{SCHEDULE}' on the microbatch loop, found none"
-    schedule = loop.attributes[SCHEDULE]
-    if not isinstance(schedule, ir.DictAttr):
-        return f"expected '{SCHEDULE}' to be a dictionary, found {schedule}"
+    schedule = ir.DictAttr(loop.attributes[SCHEDULE])
     wrong = [
         key
         for key, class_ in _KEYS.items()

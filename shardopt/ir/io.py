@@ -54,14 +54,15 @@ MAX_RESULTS = 1 << 16
 _LARGE_COUNT = re.compile(r"[#:](\d{5,})\b")
 _VALUE = re.compile(r"%[\w$.-]+$")
 
-# Functions and calls of the mpmd dialect, in the form for people and in the generic one; strings
-# and comments are pieces of their own, in which neither is found.
+# Functions, calls of the mpmd dialect and topologies of other types, in the form for people and in
+# the generic one; strings and comments are pieces of their own, in which none is found.
 _NAME = r'@([\w$.-]+|"(?:[^"\\]|\\.)*")'
 _PIECE = re.compile(
     rf"\bmpmd\.call +{_NAME}"
     rf'|"mpmd\.call"\([^)]*\) *<?\{{[^}}]*?callee = {_NAME}'
     rf"|\bfunc(?:\.func)? +(?:(?:public|private|nested) +)?{_NAME}"
     r'|\bsym_name = ("(?:[^"\\]|\\.)*")'
+    r"|\b(topology) = (?!#mpmd\.topology<|#\w+(?![\w.]))"
     r'|"(?:[^"\\\n]|\\.)*"|//[^\n]*'
 )
 
@@ -210,20 +211,24 @@ def _mode_of(target: Path) -> int:
     return 0o666 & ~umask
 
 
-def _check_callees(text: str, name: str) -> None:
-    """Raises DiagnosedError for an `mpmd.call` of what is no function of the text: the verifier of
-    its dialect ends the process on it."""
-    if "mpmd.call" not in text:
+def _check_mpmd(text: str, name: str) -> None:
+    """Raises DiagnosedError for an `mpmd.call` of what is no function of the text, and for a
+    topology of another type: the verifiers of their dialect end the process on these."""
+    if "mpmd." not in text:
         return
     pieces = list(_PIECE.finditer(text))
     known = {_unquoted(piece[3] or piece[4]) for piece in pieces if piece[3] or piece[4]}
     for piece in pieces:
         callee = _unquoted(piece[1] or piece[2] or "")
         if callee and callee not in known:
-            line = text.count("\n", 0, piece.start()) + 1
-            column = piece.start() - text.rfind("\n", 0, piece.start())
             message = f"'mpmd.call': {unknown_name('function', callee, sorted(known))}"
-            raise DiagnosedError(Diagnostic("error", message, Position(name, line, column)))
+        elif piece[5]:
+            message = "expected 'topology' to be an #mpmd.topology, found another attribute"
+        else:
+            continue
+        line = text.count("\n", 0, piece.start()) + 1
+        column = piece.start() - text.rfind("\n", 0, piece.start())
+        raise DiagnosedError(Diagnostic("error", message, Position(name, line, column)))
 
 
 def _check_nesting(text: str, name: str) -> None:
@@ -288,7 +293,7 @@ def _parse(
         )
     _check_nesting(text, name)
     _check_results(text, name)
-    _check_callees(text, name)
+    _check_mpmd(text, name)
     # Stdin and pipes cannot be read again.
     if isinstance(source, bytes) or not Path(source).is_file():
         return ir.Module.parse(text, context)

@@ -15,6 +15,8 @@
 // RUN: not shardopt-opt %t.cluster --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=CLUSTER
 // RUN: sed -e 's/array<i64: 192, 192>/array<i64: 192, 191>/' %S/Inputs/two-stages.mlir > %t.peak
 // RUN: not shardopt-opt %t.peak --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=PEAK
+// RUN: sed -e 's/{seconds = 3.0 : f64}/{peak_bytes = 3 : i64}/' %S/Inputs/two-stages.mlir > %t.seconds
+// RUN: not shardopt-opt %t.seconds --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=SECONDS
 // RUN: sed -e 's/shardopt.schedule = {/shardopt.schedule = "x", shardopt.rest = {/' %S/Inputs/two-stages.mlir > %t.dict
 // RUN: not shardopt-opt %t.dict --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=DICT
 
@@ -26,4 +28,5 @@
 // MESHES: error: expected peak_bytes of 2 meshes in 'shardopt.schedule', found array<i64: 192>
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module (written by the stage phase), found none
 // PEAK: error: expected a peak of 192 bytes on mesh 'm1', which its tasks hold, found 191
-// DICT: error: expected 'shardopt.schedule' to be a dictionary, found "x"
+// DICT: error: expected 'shardopt.schedule' of the form {name = {{.*}}}, found "x"
+// SECONDS: error: expected seconds in 'shardopt.cost' of 'mpmd.fragment', found {peak_bytes = 3 : i64}

@@ -26,12 +26,8 @@ func.func public @main(%x: !m) attributes {topology = #mpmd.topology<<"m0" : <["
   %2 = mpmd.fragment<mesh="m0", origin=["f"], stage=0> (%x) {shardopt.cost = {collectives = [], peak_bytes = 0 : i64, compute_seconds = 1.0 : f64, communication_seconds = 2.0 : f64, seconds = 4.0 : f64}} (%a: tensor<8xf32>) {
     mpmd.return %a : tensor<8xf32>
   } : (!m) -> !m
-  // CHECK: cost.mlir:[[@LINE+1]]:8: note: expected 'shardopt.cost' to be a dictionary, found 1 : i64
-  %3 = mpmd.fragment<mesh="m0", origin=["f"], stage=0> (%x) {shardopt.cost = 1 : i64} (%a: tensor<8xf32>) {
-    mpmd.return %a : tensor<8xf32>
-  } : (!m) -> !m
   // CHECK: cost.mlir:[[@LINE+1]]:8: note: expected collectives of a kind (all_gather, reduce_scatter, all_reduce, all_to_all, permute), axes (x), tensors and bytes in 'shardopt.cost', found {axes = ["q"], bytes = 4 : i64,
-  %4 = mpmd.fragment<mesh="m0", origin=["f"], stage=0> (%x) {shardopt.cost = {collectives = [{kind = "all_reduce", axes = ["q"], tensors = 1 : i64, bytes = 4 : i64}]}} (%a: tensor<8xf32>) {
+  %3 = mpmd.fragment<mesh="m0", origin=["f"], stage=0> (%x) {shardopt.cost = {collectives = [{kind = "all_reduce", axes = ["q"], tensors = 1 : i64, bytes = 4 : i64}]}} (%a: tensor<8xf32>) {
     mpmd.return %a : tensor<8xf32>
   } : (!m) -> !m
   return

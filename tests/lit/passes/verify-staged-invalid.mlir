@@ -15,6 +15,8 @@
 // RUN: not shardopt-opt %t.axis --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=AXIS
 // RUN: sed -e 's/shardopt.kind = "bwd"/shardopt.kind = "update"/' %S/Inputs/two-stages.mlir > %t.kind
 // RUN: not shardopt-opt %t.kind --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=KIND
+// RUN: sed -e 's/shardopt.kind = "bwd"/shardopt.kind = 7 : i64/' -e 's/array<i64: 2, 3>\]/"2, 3"]/' -e 's/{seconds = 3.0 : f64}/{seconds = "3"}/' %S/Inputs/two-stages.mlir > %t.type
+// RUN: not shardopt-opt %t.type --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=TYPE
 // RUN: sed -e 's/, shardopt.kind = "bwd"//' %S/Inputs/two-stages.mlir > %t.no-kind
 // RUN: not shardopt-opt %t.no-kind --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=NOKIND
 // RUN: sed -e 's/%h1, %w1, %g1, %i1) {shardopt.cost = {seconds = 3.0 : f64}/%h1, %w1, %g1, %i1) {shardopt.cost = {}/' -e 's/origin=\["layer_1"\], stage=1> (%h1/origin=["layer_1"]> (%h1/' %S/Inputs/two-stages.mlir > %t.stage
@@ -50,6 +52,9 @@
 // MESH: error: argument 3 of '@main': expected a mesh of the topology (m0, m1), found 'm2'
 // AXIS: error: argument 3 of '@main': sharding [{"z"}] names axis 'z', which is not an axis of mesh m0[x=2]
 // KIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' {{.*}} on the fragment here, found 'update'
+// TYPE: type:11:3: error: expected 'shardopt.devices' of the form [array<i64: {{.*}}], found "2, 3"
+// TYPE: note: expected 'shardopt.cost' of the form {seconds = {{.*}}}, found "3" as seconds
+// TYPE: note: expected 'shardopt.kind' of the form "fwd", found 7 : i64
 // NOKIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' {{.*}} on the fragment here, found none
 // METHODS: error: expected 2 names in 'shardopt.intra_op', found 1
 // STAGE: error: expected a stage on the fragment of mesh 'm1', found none

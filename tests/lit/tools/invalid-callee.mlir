@@ -1,4 +1,5 @@
-// A call of what is no function is found before the verifier of its dialect, which would end the process.
+// What would end the process in verifiers of its dialect is found before: calls of what is no function, topologies of
+// another type.
 // RUN: not shardopt-opt %s --split-input-file 2>&1 | FileCheck %s
 
 // CHECK: invalid-callee.mlir:[[@LINE+3]]:8: error: 'mpmd.call': unknown function: 'typo'; did you mean 'type'?
@@ -22,3 +23,10 @@ func.func private @type(%a: tensor<4xf32>) -> tensor<4xf32> {
   }) : () -> ()
   func.func private @"名"()
 }) : () -> ()
+
+// -----
+
+// CHECK: :[[@LINE+1]]:80: error: expected 'topology' to be an #mpmd.topology, found another attribute
+func.func public @main(%a: !mpmd.mesh_tensor<"m0", tensor<4xf32>>) attributes {topology = "m0"} {
+  return
+}
