@@ -18,6 +18,15 @@ from shardopt.ir.rewriting import operations
 
 # Dictionaries with the same entries in every module; those of others depend on the plan.
 _RECORDS = (COST, RESHARDING, SCHEDULE)
+# In the errors of the bindings.
+_CAST = "Cannot cast attribute"
+
+
+def is_of_types(error: Exception | str) -> bool:
+    """Whether an error may be that of reading an attribute: one that names no operation, or that
+    passes on what the bindings say."""
+    raw = isinstance(error, ValueError | TypeError)
+    return raw or _CAST in str(error)
 
 
 def type_violations(module: ir.Module) -> Iterator[Violation]:

@@ -25,7 +25,7 @@ from shardopt.dialect.mpmd import (
 from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple, to_mhlo
 from shardopt.extract.op_graph import sharding_rules
-from shardopt.forms.attribute_types import type_violations
+from shardopt.forms.attribute_types import is_of_types, type_violations
 from shardopt.forms.exported_form import (
     MAIN,
     MESH_SHAPE,
@@ -63,10 +63,10 @@ def verify_exported(module: ir.Module) -> list[Problem]:
         verifier.verify_main(find_function(symbols, MAIN))
         if not verifier.problems:
             verifier.verify_terms()
-    if not verifier.problems:
-        return []
-    typed = [(op.location, message) for op, message in type_violations(module)]
-    return typed or verifier.problems
+    if any(is_of_types(message) for _, message in verifier.problems):
+        typed = [(op.location, message) for op, message in type_violations(module)]
+        return typed or verifier.problems
+    return verifier.problems
 
 
 class _Verifier:

@@ -71,13 +71,14 @@ class PassContext:
         if reported:
             raise self.error(*reported[0], notes=reported[1:])
 
-    def refuse_types(self, module: ir.Module) -> None:
-        """Raise what is wrong with the types of attributes of ours, if anything is: for passes that
-        failed, on an edited file perhaps."""
-        from shardopt.forms.attribute_types import type_violations
+    def refuse_types(self, module: ir.Module, error: Exception) -> None:
+        """Raise what is wrong with the types of attributes of ours, if that may be why a pass ended
+        with `error`, on an edited file perhaps."""
+        from shardopt.forms.attribute_types import is_of_types, type_violations
 
-        with module.context:
-            self.refuse(type_violations(module))
+        if is_of_types(error):
+            with module.context:
+                self.refuse(type_violations(module))
 
     def warning(
         self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()

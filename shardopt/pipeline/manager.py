@@ -152,8 +152,8 @@ class _Run:
         try:
             with self.module.context, ir.Location.unknown():
                 leaf.step.instance.run(self.module, context)
-        except (DiagnosedError, ValueError, TypeError):
-            context.refuse_types(self.module)
+        except (DiagnosedError, ValueError, TypeError) as error:
+            context.refuse_types(self.module, error)
             raise
         except UserError as error:  # from a layer that knows no IR, such as a bad cluster file
             raise context.error(self.module.operation, f"{leaf.name}: {error}") from error

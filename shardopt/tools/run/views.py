@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardopt.support.errors import UserError
 from shardopt.tools.common import console
 
 if TYPE_CHECKING:
@@ -46,9 +45,11 @@ def wants_trace(args: argparse.Namespace) -> bool:
 
 def check_targets(args: argparse.Namespace) -> None:
     """Raises UserError, before anything runs, where a file could not be written afterwards."""
+    from shardopt.ir.io import check_output
+
     for target in (args.trace_file, args.timeline_svg, args.report, args.outputs):
-        if target is not None and not target.parent.is_dir():
-            raise UserError(f"cannot write '{target}': there is no folder '{target.parent}'")
+        if target is not None:
+            check_output(target)
 
 
 def show_views(args: argparse.Namespace, plan: Plan | None, run: Run) -> None:
