@@ -55,7 +55,8 @@ class PlanKeywords(TypedDict, total=False):
 
     schedule: str
     """A schedule's name, such as 1f1b, zero-bubble or interleaved:2, or a CSV file of tasks
-    (docs/concepts/schedules.md); auto: the one with the shortest predicted step. Default:
+    (docs/concepts/schedules.md); auto: the one with the shortest predicted step of 1f1b,
+    eager-1f1b and gpipe; search: of all that plans can run, with stages for each. Default:
     'auto'."""
 
     intra_op: IntraOp
@@ -207,7 +208,8 @@ class StepKeywords(TypedDict, total=False):
 
     schedule: str
     """A schedule's name, such as 1f1b, zero-bubble or interleaved:2, or a CSV file of tasks
-    (docs/concepts/schedules.md); auto: the one with the shortest predicted step. Default:
+    (docs/concepts/schedules.md); auto: the one with the shortest predicted step of 1f1b,
+    eager-1f1b and gpipe; search: of all that plans can run, with stages for each. Default:
     'auto'."""
 
     intra_op: IntraOp

@@ -96,9 +96,10 @@ class PlanOptions:
     schedule: str = row(
         "auto",
         help="a schedule's name, such as 1f1b, zero-bubble or interleaved:2, or a CSV file of "
-        "tasks (docs/concepts/schedules.md); auto: the one with the shortest predicted step",
+        "tasks (docs/concepts/schedules.md); auto: the one with the shortest predicted step of "
+        "1f1b, eager-1f1b and gpipe; search: of all that plans can run, with stages for each",
         phases=("stage", "schedule"),
-        metavar="NAME|FILE",
+        metavar="NAME|FILE|auto|search",
     )
     intra_op: IntraOp = row(
         "ilp",

@@ -22,6 +22,7 @@ REMARK_KINDS = {
     "ring-attention": "attention whose keys go round a ring of devices, and in how many turns",
     "runs-whole": "what a program for one device computes whole",
     "schedule": "the schedule that was taken, and those beside it",
+    "schedules": "the schedules that stages were planned for",
     "sharding-plan": "seconds, bytes and the proven gap of the plan of a mesh",
     "stage-cut": "where the stages are cut, and why there",
     "strategy": "how a product or a convolution is split, and what the next best would take",

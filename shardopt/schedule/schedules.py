@@ -5,7 +5,7 @@ same order and two schedules give bit-equal results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -39,9 +39,13 @@ GraphBuilder = Callable[[int, int, tuple[TaskKind, ...]], StageGraph]  # stages,
 _WHOLE = (TaskKind.FORWARD, TaskKind.BACKWARD)
 _HALVES = (TaskKind.FORWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
 AUTO = "auto"  # in place of a name: the planner chooses
+SEARCH = "search"  # in place of a name: the stages are planned for each schedule
+ALIKE = 0.01  # steps that differ by less are alike: no cost model is that exact
 SEVERAL = -1  # stages a mesh: any number
 # Stages a mesh where nobody says how many: this halves the bubble for the least extra traffic.
 _USUAL_STAGES = 2
+# Stages a mesh that a search over schedules tries where any number may be.
+_SEARCHED_STAGES = (2, 3, 4)
 
 _STALE = "its gradients are of older weights, which is another computation than the model's step"
 _TWICE = "every stage has its weights on two meshes, which no plan gives it"
@@ -304,3 +308,14 @@ def searched_schedules(trains: bool) -> tuple[str, ...]:
     return tuple(
         kind.name for kind in SCHEDULES.values() if kind.is_plain and kind.trains == trains
     )
+
+
+def planned_schedules() -> Iterator[str]:
+    """What a search over schedules plans stages for: `auto` for all that suit any program, and each
+    of the others that train and that plans can run, as it wants other stages."""
+    yield AUTO
+    for kind in SCHEDULES.values():
+        if kind.trains and not kind.is_plain and not kind.simulated_only:
+            counts = _SEARCHED_STAGES if kind.stages_per_mesh == SEVERAL else ()
+            yield from (f"{kind.name}:{count}" for count in counts)
+            yield from () if counts else (kind.name,)

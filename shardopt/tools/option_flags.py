@@ -26,13 +26,13 @@ def add_options(parser: argparse.ArgumentParser, table: type) -> None:
 def _words(row: OptionRow) -> tuple[str, ...]:
     """What may be typed, as far as that has names."""
     from shardopt.hardware.cluster_file import presets
-    from shardopt.schedule.schedules import AUTO, SCHEDULES
+    from shardopt.schedule.schedules import AUTO, SCHEDULES, SEARCH
 
     if row.field == "cluster":
         return presets()
     if row.field == "schedule":
         runnable = (name for name, kind in SCHEDULES.items() if not kind.simulated_only)
-        return (AUTO, *runnable)
+        return (AUTO, SEARCH, *runnable)
     return (*map(str, row.choices), *((_UNSET,) if row.is_optional else ()))
 
 

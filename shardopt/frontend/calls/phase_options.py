@@ -17,7 +17,7 @@ from typing import Any
 from shardopt.options.plan_options import PlanOptions
 from shardopt.options.table import OptionRow, rows
 from shardopt.schedule.csv_format import read_csv_file
-from shardopt.schedule.schedules import SCHEDULES, like
+from shardopt.schedule.schedules import AUTO, SCHEDULES, SEARCH, like
 from shardopt.support.errors import UserError
 
 # The pipeline of one mesh without stages, which takes options as a phase does.
@@ -36,7 +36,9 @@ _READ_AS: Mapping[tuple[str, str], Callable[[PlanOptions], object]] = {
     ("stage", "mcmc_proposals"): lambda options: (
         options.mcmc_proposals if options.inter_op == "mcmc" else None
     ),
+    # The search plans for one schedule after the other.
     ("stage", "schedule"): lambda options: _planned_for(options.schedule),
+    ("schedule", "schedule"): lambda options: _one_schedule(options.schedule),
 }
 
 
@@ -80,11 +82,15 @@ def _derived(options: PlanOptions, phase: str) -> dict[str, object]:
     return {}
 
 
+def _one_schedule(schedule: str) -> str:
+    return AUTO if schedule == SEARCH else schedule
+
+
 def _planned_for(schedule: str) -> str:
     """The name of the schedule that stages are planned for. For an order from a file it is one
     that lays them alike; what is wrong with the file is for the schedule phase to say."""
     if not schedule.endswith(".csv"):
-        return schedule
+        return _one_schedule(schedule)
     try:
         named = like(read_csv_file(schedule).schedule)
     except UserError:

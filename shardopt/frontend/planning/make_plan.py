@@ -13,11 +13,14 @@ from shardopt.frontend.calls.sources import reported_in, resolve_source, source_
 from shardopt.frontend.planning.collection import rare_collection
 from shardopt.frontend.planning.step_search import (
     Attempt,
+    Choice,
     RunPhase,
+    best_by_schedule,
     best_choice,
     comparison,
     grow_layers,
     microbatch_choices,
+    schedule_choices,
 )
 from shardopt.frontend.plans.from_plan_file import check_model
 from shardopt.frontend.plans.loaded_modules import LoadedModules
@@ -26,6 +29,7 @@ from shardopt.frontend.plans.plan_cache import get_plan, plan_key, put_plan
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.hardware.memory_limit import check_budget
 from shardopt.options.plan_options import PlanOptions
+from shardopt.schedule.schedules import ALIKE, SEARCH
 
 if TYPE_CHECKING:
     from jaxlib.mlir import ir
@@ -140,8 +144,15 @@ def _search(
     """Of the imported form, planned up to its stages, what was asked to be searched; None if
     nothing was."""
     best = None
+    choices: tuple[Choice, ...] = (Choice("", options),)
     if options.microbatches is None:
-        best, attempts = best_choice(module, microbatch_choices(module, options, run), run)
+        choices = microbatch_choices(module, options, run)
+    if options.schedule == SEARCH:
+        best, attempts = best_choice(module, schedule_choices(choices), run, ALIKE)
+        handler(_remark("schedules", comparison(best, best_by_schedule(attempts))))
+        options = best.choice.options
+    elif options.microbatches is None:
+        best, attempts = best_choice(module, choices, run)
         handler(_remark("microbatches", comparison(best, attempts)))
         options = best.choice.options
     if options.layers == "search":

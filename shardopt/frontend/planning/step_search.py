@@ -1,11 +1,12 @@
-"""What only a whole step can decide (the numbers of microbatches and of layers): plan the stages
-for values, compare.
+"""What only a whole step can decide (the numbers of microbatches and of layers, the schedule): plan
+the stages for values, compare.
 
     imported module ─┬─ clone ─▶ microbatch ─▶ cluster ─▶ stage ─▶ predicted seconds of a step
                      ├─ clone ─▶ …                                            the least wins
                      └─ clone ─▶ …
 
-The import phase has run once, before. Every number of microbatches is tried, but the stage phase
+The import phase has run once, before. Every number of microbatches is tried, with every schedule
+where these are searched, too, but the stage phase
 gives up as soon as costs say that one stage alone takes longer than the best step so far
 (`faster-than`): that is what too small microbatches come to. The costs of equal stages are found
 once for all (`shardopt.caching`). Layers get more as long as that shortens the step: cutting every
@@ -19,6 +20,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from shardopt.options.plan_options import PlanOptions
+from shardopt.schedule.schedules import planned_schedules
 from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
 
@@ -79,6 +81,16 @@ def microbatch_choices(
     )
 
 
+def schedule_choices(choices: Iterable[Choice]) -> tuple[Choice, ...]:
+    """Each choice with each schedule that stages can be planned for; those of one stage a mesh
+    first, as most of what they cost serves all."""
+    return tuple(
+        Choice(f"{choice.name}, {name}".removeprefix(", "), replace(choice.options, schedule=name))
+        for choice in choices
+        for name in planned_schedules()
+    )
+
+
 def _batch_extent(module: ir.Module, options: PlanOptions, run: RunPhase) -> int:
     """What all numbers of microbatches divide, as the microbatch phase finds it."""
     from shardopt.dialect.batch import read_batch
@@ -103,9 +115,10 @@ def thinned_divisors(extent: int) -> tuple[int, ...]:
 
 
 def best_choice(
-    module: ir.Module, choices: Iterable[Choice], run: RunPhase
+    module: ir.Module, choices: Iterable[Choice], run: RunPhase, margin: float = 0.0
 ) -> tuple[Attempt, tuple[Attempt, ...]]:
-    """The attempt with the shortest predicted step, the first of equals, and all of them.
+    """The attempt with the shortest predicted step, the first of equals, and all of them. Later
+    ones have to be shorter by a share of `margin`.
 
     `run(module, phase, options, handler, more)` runs one phase in place, with `more` options as
     text. Raises the last refusal if there is no plan at all: more microbatches need less memory.
@@ -115,18 +128,17 @@ def best_choice(
     attempts = []
     best: Attempt | None = None
     for choice in choices:
-        attempt = _try(choice, copy_of(module), run, best)
+        limit = best.step_seconds * (1 - margin) if best and best.step_seconds else None
+        attempt = _try(choice, copy_of(module), run, limit)
         attempts.append(attempt)
-        if attempt.step_seconds is None or (
-            best and best.step_seconds and attempt.step_seconds >= best.step_seconds
-        ):
+        if attempt.step_seconds is None or (limit and attempt.step_seconds >= limit):
             _forget(attempt)
             continue
         if best is not None:
             _forget(best)
         best = attempt
     if best is None:
-        raise attempts[-1].refusal or UserError("no number of microbatches to try")
+        raise attempts[-1].refusal or UserError("nothing to try")
     return best, tuple(attempts)
 
 
@@ -145,7 +157,7 @@ def grow_layers(
     attempts, step = [best], best.num_layers
     for count in range(2 * step, MAX_SEARCHED_LAYERS + 1, step):
         choice = Choice(f"{count} layers", replace(options, layers=count))
-        attempt = _try(choice, copy_of(module), run, best)
+        attempt = _try(choice, copy_of(module), run, best.step_seconds)
         attempts.append(attempt)
         if (
             attempt.step_seconds is None
@@ -159,11 +171,13 @@ def grow_layers(
     return best, tuple(attempts)
 
 
-def _try(choice: Choice, module: ir.Module, run: RunPhase, best: Attempt | None = None) -> Attempt:
-    """Plan the stages, as long as that may be shorter than the best attempt."""
+def _try(
+    choice: Choice, module: ir.Module, run: RunPhase, faster_than: float | None = None
+) -> Attempt:
+    """Plan the stages, as long as a step may take less than `faster_than` seconds."""
     attempt = Attempt(choice, module)
     try:
-        _plan_stages(attempt, run, best.step_seconds if best else None)
+        _plan_stages(attempt, run, faster_than)
     except UserError as error:
         attempt.refusal = error
     return attempt
@@ -201,3 +215,17 @@ def _forget(attempt: Attempt) -> None:
 def comparison(best: Attempt, attempts: Sequence[Attempt]) -> str:
     """What each choice gave, in one line."""
     return f"best with {best.choice.name}; steps: {'; '.join(map(str, attempts))}"
+
+
+def best_by_schedule(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
+    """The shortest attempt of each schedule, or the last one refused."""
+    best: dict[str, Attempt] = {}
+    for attempt in attempts:
+        name = attempt.choice.options.schedule
+        known = best.get(name)
+        best[name] = min((known, attempt), key=_seconds) if known else attempt
+    return tuple(best.values())
+
+
+def _seconds(attempt: Attempt) -> float:
+    return float("inf") if attempt.step_seconds is None else attempt.step_seconds

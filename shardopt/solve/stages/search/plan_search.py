@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from shardopt.hardware.sharing import most_speed
-from shardopt.schedule.schedules import find_schedule, in_flight
+from shardopt.schedule.schedules import ALIKE, find_schedule, in_flight
 from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
 from shardopt.solve.stages.costs.lazy_costs import NothingFits
 from shardopt.solve.stages.cut_transfers import CutTransfers
@@ -38,7 +38,6 @@ from shardopt.solve.stages.stage_problem import (
 from shardopt.support.errors import UserError
 
 NUM_PLANS = 8  # plans of the DP that are simulated for each schedule
-ALIKE = 0.01  # steps that differ by less are alike: no cost model is that exact
 MOST_FITTED = 4  # plans that are sharded within the memory because no other fits
 _LONG = 8  # stages and microbatches by which schedules differ in what they hold
 

@@ -1,12 +1,16 @@
-"""The searches over numbers of microbatches and of layers."""
+"""The searches over numbers of microbatches and of layers, and over schedules."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import export
 from jaxlib.mlir import ir
 
 from shardopt.dialect.prediction import read_prediction
@@ -27,7 +31,25 @@ from shardopt.ir.diagnostics import Diagnostic, Handler
 from shardopt.ir.io import load_module
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
+from shardopt.schedule.schedules import ALIKE, planned_schedules
 from shardopt.support.errors import UserError
+
+
+def chain_step(layers: int, side: int = 64) -> bytes:
+    """A step of so many layers with weights of their own."""
+
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(x * x)
+
+    def step(weights: list[jax.Array], x: jax.Array) -> Any:
+        value, grads = jax.value_and_grad(loss)(weights, x)
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], value
+
+    shape = jax.ShapeDtypeStruct((side, side), jnp.float32)
+    return export.export(jax.jit(step))([shape] * layers, shape).mlir_module_serialized
+
 
 STEP = (Path(__file__).parent / "two_products.mlir").read_bytes()
 OPTIONS = PlanOptions("cpu-test:1x2", microbatches=None, layers=2, stages=2)
@@ -97,6 +119,43 @@ def test_the_shortest_predicted_step_wins() -> None:
     assert [phase for phase, _ in chosen.forms] == [phase for phase, _ in tried[best].forms]
 
 
+def test_stages_are_planned_for_every_schedule() -> None:
+    """Two meshes and four layers: one, two or four stages. The best is what is planned for its
+    schedule alone, and none is shorter by more than what counts as alike."""
+    diagnostics: list[Diagnostic] = []
+    options = replace(
+        OPTIONS, microbatches=4, layers=4, stages=None, submesh="1x1", schedule="search"
+    )
+    step = chain_step(4)
+    chosen = make_plan(step, options, cache=False, handler=diagnostics.append)
+    remark = next(each.message for each in diagnostics if each.kind == "schedules")
+    best, tried = remark.removeprefix("best with ").split("; steps: ")
+    assert [text.split(": ")[0] for text in tried.split("; ")] == [*planned_schedules()]
+    alone = make_plan(step, replace(options, schedule=best), cache=False)
+    assert chosen.module == alone.module
+    assert chosen.summary.schedule == (best if best != "auto" else alone.summary.schedule)
+    steps = {}
+    for name in planned_schedules():
+        try:
+            steps[name] = predicted(make_plan(step, replace(options, schedule=name), cache=False))
+        except UserError:
+            assert re.search(rf"{name}: (no plan puts|one stage alone)", tried)
+    assert {"auto", "zero-bubble", "zb-v", "interleaved:2"} <= steps.keys()
+    assert steps[best] * (1 - ALIKE) <= min(steps.values())
+    assert steps[best] < steps["auto"] or best == "auto"
+
+
+def test_schedules_and_microbatches_are_searched_together() -> None:
+    diagnostics: list[Diagnostic] = []
+    options = replace(OPTIONS, stages=None, schedule="search")
+    plan = make_plan(STEP, options, cache=False, handler=diagnostics.append)
+    remark = next(each.message for each in diagnostics if each.kind == "schedules")
+    best = remark.removeprefix("best with ").split("; ")[0]
+    count, schedule = re.fullmatch(r"(\d+) microbatch\w*, (\S+)", best).groups()  # type: ignore[union-attr]
+    alone = replace(options, microbatches=int(count), schedule=schedule)
+    assert plan.module == make_plan(STEP, alone, cache=False).module
+
+
 def test_layers_get_more_as_long_as_the_step_gets_shorter() -> None:
     """Numbers as found, then multiples; the best is the one before the last, or the last there may
     be."""
@@ -124,7 +183,7 @@ def test_layers_grow_until_a_step_gets_no_shorter(monkeypatch: pytest.MonkeyPatc
     seconds = {None: 4.0, 8: 3.0, 12: 2.5}
 
     def attempt(
-        choice: Choice, module: object, run: object, best: Attempt | None = None
+        choice: Choice, module: object, run: object, faster_than: float | None = None
     ) -> Attempt:
         made = Attempt(choice, module, num_layers=choice.options.layers or 4)  # type: ignore[arg-type]
         made.step_seconds = seconds.get(choice.options.layers)
