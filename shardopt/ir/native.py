@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from jaxlib.mlir import ir, passmanager
@@ -29,12 +34,31 @@ COMMON_NATIVE_PASSES = (
 def native_pipeline_error(pipeline: str) -> str | None:
     """Why `pipeline` (anchored, such as `builtin.module(func.func(cse))`) cannot run, in C++'s
     words, or None."""
+    said: list[str] = []
     try:
-        passmanager.PassManager.parse(pipeline, _scratch_context())
+        with _collecting_stderr(said):
+            passmanager.PassManager.parse(pipeline, _scratch_context())
     except ValueError as error:
-        lines = [line.strip() for line in str(error).splitlines()]
-        return "; ".join(line for line in lines if line)
+        lines = [line.strip().removeprefix(": ") for line in (*said, *str(error).splitlines())]
+        return "; ".join(dict.fromkeys(filter(None, lines)))
     return None
+
+
+@contextmanager
+def _collecting_stderr(lines: list[str]) -> Iterator[None]:
+    """What C++ writes there goes into `lines`: pipelines complain about their options past the
+    bindings."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            lines += file.read().decode(errors="replace").splitlines()
 
 
 def is_native_pass(name: str) -> bool:
@@ -44,13 +68,17 @@ def is_native_pass(name: str) -> bool:
 
 
 def native_options(step: str) -> str:
-    """All options of a C++ pass, given as `name{options}`, with their defaults: `a=1 b=2`."""
+    """All options of a C++ pass, given as `name{options}`, with their defaults: `a=1 b=2`; of a
+    pipeline, which is several passes, those given."""
+    given = step.partition("{")
     for anchor in ("any", "func.func", "builtin.module"):  # some passes run on one kind of op only
         if native_pipeline_error(text := f"{anchor}({step})") is None:
             whole = str(passmanager.PassManager.parse(text, _scratch_context()))
-            _, _, options = whole.removeprefix(f"{anchor}(").removesuffix(")").partition("{")
-            return " ".join(options.removesuffix("}").split())
-    return step.partition("{")[2].removesuffix("}")
+            name, _, options = whole.removeprefix(f"{anchor}(").removesuffix(")").partition("{")
+            if name == given[0]:
+                return " ".join(options.removesuffix("}").split())
+            break
+    return given[2].removesuffix("}")
 
 
 def run_native(module: ir.Module, pipeline: str, handler: Handler | None = None) -> None:

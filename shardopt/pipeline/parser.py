@@ -189,6 +189,9 @@ def parse_flag(name: str, options: str) -> Step:
     return parse_pipeline(f"{name}{{{options}}}" if options else name).steps[0]
 
 
+_NO_OPTION = re.compile(r"no such option ([^\s;]+)")
+
+
 class _Parser:
     """Recursive descent over the text; `pos` is the next character."""
 
@@ -272,7 +275,7 @@ class _Parser:
             known = (*PASSES, *(PREFIX + phase for phase in PHASE_NAMES), *COMMON_NATIVE_PASSES)
             raise self._error(unknown_name("pass or phase", step.name, known), start)
         if reason := native_pipeline_error(anchored(step, anchors)):
-            raise self._error(reason, start)
+            raise self._error(_option_fault(step.name, reason) or reason, start)
         return step
 
     def _peek(self) -> str:
@@ -283,6 +286,15 @@ class _Parser:
 
     def _error(self, reason: str, offset: int | None = None) -> PipelineError:
         return PipelineError(reason, self.text, self.pos if offset is None else offset)
+
+
+def _option_fault(name: str, reason: str) -> str:
+    """What C++ says of an option that a pass or pipeline of its lacks, or nothing."""
+    match = _NO_OPTION.search(reason)
+    if match is None:
+        return ""
+    known = [option.partition("=")[0] for option in native_options(name).split()]
+    return unknown_name(f"option of {name}", match[1], known)
 
 
 def anchored(step: Step, anchors: tuple[str, ...]) -> str:
