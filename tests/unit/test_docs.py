@@ -114,6 +114,8 @@ def test_the_comparison_with_mlir_opt_holds_for_a_real_one() -> None:
     claimed = {flag for flag, there in rows.items() if not there.startswith(("no", "under"))}
     assert claimed - theirs <= not_listed | newer
     assert (rows.keys() - claimed) & theirs == set()
+    missing = set(re.findall(r"`(--[\w-]+)`", text.partition("## What is missing")[2]))
+    assert {flag for flag in theirs if flag.startswith("--mlir-")} <= rows.keys() | missing
 
 
 def _uses(test: Path, flag: str) -> bool:

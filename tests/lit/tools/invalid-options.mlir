@@ -1,7 +1,7 @@
 // Mistakes on the command line are found before any pass runs, with the place in the pipeline.
 // RUN: not shardopt-opt %s --pass-pipeline='builtin.module(cse,shardopt-inline-call)' 2>&1 | FileCheck %s --check-prefix=PASS
 // RUN: not shardopt-opt %s --pass-pipeline='builtin.module(cse' 2>&1 | FileCheck %s --check-prefix=BRACKET
-// RUN: not shardopt-opt %s -sdy-propagation-pipeline='nope=1' 2>&1 | FileCheck %s --check-prefix=NESTED
+// RUN: not shardopt-opt %s -sdy-propagation-pipeline='nope=1' 2>&1 | FileCheck %s --check-prefix=PIPE
 // RUN: not shardopt-opt %s --pass-pipeline='builtin.module(canonicalize{max-iteration=2})' 2>&1 | FileCheck %s --check-prefix=NATIVE
 // RUN: not shardopt-opt %s --pass-pipeline='builtin.module(func.func(shardopt-inline-calls))' 2>&1 | FileCheck %s --check-prefix=NESTED
 // RUN: not shardopt-opt %s --shardopt-inline-calls="a=1" 2>&1 | FileCheck %s --check-prefix=OPTION
@@ -14,8 +14,8 @@
 // PASS-NEXT: {{^  builtin.module\(cse,shardopt-inline-call\)$}}
 // PASS-NEXT: {{^                     \^$}}
 // BRACKET: error: pipeline: expected ',' or ')', found the end
-// NESTED-NOT: Pass-Options-Parser
-// NESTED: error: pipeline: unknown option of sdy-propagation-pipeline: 'nope'
+// PIPE-NOT: Pass-Options-Parser
+// PIPE: error: pipeline: unknown option of sdy-propagation-pipeline: 'nope'
 // NATIVE: error: pipeline: unknown option of canonicalize: 'max-iteration'; did you mean 'max-iterations'?
 // NESTED: error: pipeline: 'shardopt-inline-calls' runs on builtin.module, it cannot be nested under func.func
 // OPTION: error: pipeline: unknown option of shardopt-inline-calls: 'a'
