@@ -24,7 +24,7 @@ from shardopt.dialect.mpmd import (
     parse_mesh_tensor,
     read_topology,
 )
-from shardopt.dialect.sharding import to_mhlo
+from shardopt.dialect.sharding import MHLO_SHARDING, to_mhlo
 from shardopt.ir.rewriting import defining, functions, shape_of, symbol_name, terminator
 from shardopt.mesh.mesh import Mesh
 from shardopt.mesh.shardings import all_shardings
@@ -284,6 +284,8 @@ def _rename(module: ir.Module, generator: Generator) -> None:
     op.erase()
 
 
+# Values of every type that attributes of ours have, and none at all.
+OTHER_TYPES = ("7 : i64", "7.5 : f64", '"s"', "{}", "[{}]", "[]", "unit", "array<i64: 1>", "")
 _NUMBER = r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])"
 
 
@@ -328,6 +330,30 @@ def _change_attribute(module: ir.Module, generator: Generator) -> None:
             op.verify()
     except ir.MLIRError:
         op.attributes[name] = old
+
+
+def _retype_attribute(module: ir.Module, generator: Generator) -> None:
+    """An attribute of ours, or an entry of one, becomes one of another type, or goes."""
+    ours = [
+        (op, name)
+        for op in (module.operation, *_operations_of(module))
+        for name in op.attributes
+        if name.startswith("shardopt.") or name == MHLO_SHARDING
+    ]
+    if not ours:
+        return
+    op, name = generator.choice(ours)
+    text = generator.choice(OTHER_TYPES)
+    other = ir.Attribute.parse(text) if text else None
+    rows = entries(op.attributes[name]) if isinstance(op.attributes[name], ir.DictAttr) else {}
+    if rows and generator.random() < 0.5:
+        key = generator.choice(list(rows))
+        kept = {each: value for each, value in rows.items() if each != key}
+        other = ir.DictAttr.get({**kept, key: other} if other is not None else kept)
+    if other is None:
+        del op.attributes[name]
+    else:
+        op.attributes[name] = other
 
 
 def _change_layer(module: ir.Module, generator: Generator) -> None:
@@ -492,6 +518,7 @@ OF_MODULES: dict[str, ModuleMutation] = {
     "operation of its type": _rename,
     "constant": _change_constant,
     "attribute": _change_attribute,
+    "attribute of another type": _retype_attribute,
     "layer": _change_layer,
     "function of its type": _retarget,
     "attributes of arguments": _exchange_argument_attributes,

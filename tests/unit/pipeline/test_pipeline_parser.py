@@ -219,7 +219,11 @@ def test_blanks_and_a_missing_anchor_are_fine() -> None:
             27,
         ),
         ("shardopt-try-options{exact", "'{' is never closed", 20),
-        ("cse,canonicalize{depth=2}", "unknown option of canonicalize: 'depth'; expected one of ", 4),
+        (
+            "cse,canonicalize{depth=2}",
+            "unknown option of canonicalize: 'depth'; expected one of ",
+            4,
+        ),
         ("func.func(shardopt-try-options)", "cannot be nested under func.func", 10),
         ("func.func(shardopt-try)", "cannot be nested under func.func", 10),
         ("sdy-populate-op-sharding-rules", "restricted to 'func.func'", 0),
