@@ -62,7 +62,7 @@ _PIECE = re.compile(
     rf'|"mpmd\.call"\([^)]*\) *<?\{{[^}}]*?callee = {_NAME}'
     rf"|\bfunc(?:\.func)? +(?:(?:public|private|nested) +)?{_NAME}"
     r'|\bsym_name = ("(?:[^"\\]|\\.)*")'
-    r"|\b(topology) = (?!#mpmd\.topology<|#\w+(?![\w.]))"
+    r'|(\btopology|"topology") *= *+(?!#mpmd\.topology<|#\w+(?![\w.]))'
     r'|"(?:[^"\\\n]|\\.)*"|//[^\n]*'
 )
 

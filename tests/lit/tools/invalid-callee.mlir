@@ -30,3 +30,19 @@ func.func private @type(%a: tensor<4xf32>) -> tensor<4xf32> {
 func.func public @main(%a: !mpmd.mesh_tensor<"m0", tensor<4xf32>>) attributes {topology = "m0"} {
   return
 }
+
+// -----
+
+// CHECK: :[[@LINE+1]]:80: error: expected 'topology' to be an #mpmd.topology, found another attribute
+func.func public @main(%a: !mpmd.mesh_tensor<"m0", tensor<4xf32>>) attributes {"topology"=#sdy.mesh<["x"=2]>} {
+  return
+}
+
+// -----
+
+// Aliases, and spelled as Shardy's tests do.
+// CHECK-NOT: error
+#topology = #mpmd.topology<<"m0": <["x"=2]>>>
+func.func public @main(%a: !mpmd.mesh_tensor<"m0", tensor<4xf32>>) attributes {"topology"=#topology} {
+  return
+}
