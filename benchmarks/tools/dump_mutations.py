@@ -537,7 +537,10 @@ def mutated_module(
         before = str(module)
         while len(names) < count:  # not every dump has what a mutation changes
             name = generator.choice(list(OF_MODULES))
-            OF_MODULES[name](module, generator)
+            try:
+                OF_MODULES[name](module, generator)
+            except ValueError:  # one before left an attribute that this one reads of another type
+                continue
             after = str(module)
             if after != before:
                 before = after
