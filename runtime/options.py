@@ -65,7 +65,7 @@ class RunOptions:
     """Keep executables on disk, in the folder that SHARDOPT_CACHE names, unless that says `off`."""
 
     trace: bool = False
-    """Keep times of the newest steps (`Run.spans`)."""
+    """Keep times of the newest steps (`Run.spans`, `Run.usage`)."""
 
     memory_limit_bytes: int | None = None
     """Refuse a program in which a device would hold more, with the temporaries of its functions."""

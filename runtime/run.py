@@ -31,6 +31,7 @@ from shardopt.runtime.state.periodic import PeriodicCheckpoints
 from shardopt.runtime.state.places import Where, place
 from shardopt.runtime.state.run_state import RunState, ShardMaker
 from shardopt.runtime.tracing.spans import Span, spans_of
+from shardopt.runtime.tracing.usage import Usage, usage_of
 from shardopt.runtime.tracing.watchdog import Watchdog, report
 from shardopt.runtime.tracing.where import WorkerStatus
 from shardopt.support.errors import UserError
@@ -266,6 +267,10 @@ class Run:
     def spans(self) -> tuple[Span, ...]:
         """What happened when in the newest steps, on all workers. Needs `trace`."""
         return spans_of(self.program, self._everywhere("trace"))
+
+    def usage(self) -> dict[str, Usage]:
+        """What the last step took, by worker. Needs `trace`."""
+        return usage_of(self._everywhere("usage"))
 
     def where(self) -> str:
         """Where every worker stands, a line each; may be called from another thread while a step

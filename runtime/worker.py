@@ -31,6 +31,7 @@ from shardopt.runtime.program.instructions import MeshProgram, Route
 from shardopt.runtime.program.json_form import program_from_json
 from shardopt.runtime.state.worker_state import WorkerState
 from shardopt.runtime.tracing.recorder import Recorder
+from shardopt.runtime.tracing.usage import process_bytes
 from shardopt.runtime.tracing.where import WorkerStatus, worker_status
 from shardopt.runtime.transports.mailbox import Transport
 
@@ -183,10 +184,18 @@ class Worker:
     def trace(self) -> dict[str, Any]:
         """What `Recorder.trace` gives, between steps."""
         if self._recorder is None:
-            raise MeshError(
-                self._context.host.name, "", "times are kept only in runs that were opened for it"
-            )
+            raise self._no_times()
         return self._recorder.trace()
+
+    def usage(self) -> dict[str, Any]:
+        """The fields of `Usage`, between steps."""
+        if self._recorder is None:
+            raise self._no_times()
+        return {
+            "busy_seconds": self._recorder.busy_seconds(),
+            "device_bytes": self._context.devices.live_bytes(),
+            "process_bytes": process_bytes(),
+        }
 
     def temporary_bytes(self) -> dict[str, int]:
         """By function, what a device holds beside arguments and results while it runs."""
@@ -260,6 +269,11 @@ class Worker:
             self._recorder.close()
         # Two of them are methods of this worker: with these it would outlive whoever drops it.
         self._actions.clear()
+
+    def _no_times(self) -> MeshError:
+        return MeshError(
+            self._context.host.name, "", "times are kept only in runs that were opened for it"
+        )
 
     def _set(self, buffer: int, parts: Parts) -> None:
         shards = self._context.tiling(buffer).spread(parts)

@@ -23,6 +23,8 @@ def run_action(context: Context, position: int, run: Run) -> Action:
         # XLA does not check: a wrong shard or a deleted buffer ends the process.
         if context.checking:
             _check_inputs(context, run, inputs)
+        if awaited and context.recorder is not None:
+            context.recorder.waited()
         while len(in_flight) >= most:
             context.await_run()
         outputs, token = executable(inputs)

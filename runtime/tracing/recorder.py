@@ -71,7 +71,10 @@ class Recorder:
         self._events.append((self._step, position, DO, began, self._waited or began, now, 0, ""))
         if position in self._runs:
             _, token = self._context.in_flight[-1]
-            self._executions.submit(self._await, self._events, self._step, position, began, token)
+            dispatched = self._waited or began
+            self._executions.submit(
+                self._await, self._events, self._step, position, dispatched, token
+            )
 
     @contextmanager
     def transmitting(self, position: int, target: str) -> Iterator[None]:
@@ -108,16 +111,25 @@ class Recorder:
         events = [list(event) for of_step in self._steps.values() for event in of_step]
         return {"offset_ns": _clock_offset(), "events": events}
 
+    def busy_seconds(self) -> float:
+        """In which executions ran, in the newest step."""
+        self._executions.submit(int).result()
+        executions = (event for event in self._events if event[2] == EXECUTE)
+        return 1e-9 * sum(end - ready for _, _, _, _, ready, end, *_ in executions)
+
     def close(self) -> None:
         self._executions.shutdown(wait=False, cancel_futures=True)
 
-    def _await(self, events: list[Event], step: int, position: int, began: int, token: Any) -> None:
+    def _await(
+        self, events: list[Event], step: int, position: int, dispatched: int, token: Any
+    ) -> None:
         """Executions of a mesh run one after the other: one begins when it was dispatched and the
         one before ended."""
         with suppress(Exception):  # the worker reports what failed
             token.block_until_ready()
             now = perf_counter_ns()
-            events.append((step, position, EXECUTE, began, max(began, self._free_from), now, 0, ""))
+            ready = max(dispatched, self._free_from)
+            events.append((step, position, EXECUTE, dispatched, ready, now, 0, ""))
             self._free_from = now
 
 

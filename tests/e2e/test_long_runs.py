@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from exported_model import example, inputs
 from pyarrow import parquet
 
 from shardopt.runtime.driver import open_run
+from shardopt.runtime.program.memory import mesh_memory
 from shardopt.runtime.restart import LeaveOut, Recovery, run_steps
 from shardopt.runtime.run import Outputs, Run
 from shardopt.runtime.state import shard_files
@@ -26,6 +28,7 @@ from shardopt.runtime.state.checkpoint_folder import checkpoints
 from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
 from shardopt.tools.run.data import open_data
+from shardopt.tools.run.metrics import tokens_per_step
 from shardopt.tools.run.stopping import Stopping
 from shardopt.tools.shardopt import main
 
@@ -311,17 +314,74 @@ def test_metrics_become_curves(
     assert main([*run, *board, *metrics, "--steps", "2"]) == 0
     assert main([*run, *board, *metrics, "--steps", "4", "--resume"]) == 0
     lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    expected = {
-        (name, row["step"]): pytest.approx(row[name])
-        for row in lines
-        for name in ("loss", "seconds")
-        if row[name] is not None
-    }
-    assert curves(tmp_path / "board") == expected and len(expected) == 7
+    expected = {}
+    for row in lines:
+        for group in ("busy", "device_bytes", "process_bytes"):
+            row |= {f"{group}/{name}": value for name, value in row.pop(group).items()}
+        expected |= {
+            (name, row["step"]): pytest.approx(value, rel=1e-5, abs=1e-4)
+            for name, value in row.items()
+            if name not in ("step", "time") and value is not None
+        }
+    found = curves(tmp_path / "board")
+    assert found == expected
+    assert len({key for key in found if key[0] in ("loss", "seconds")}) == 7
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     capsys.readouterr()
     assert main([*run, *board]) == 1
     assert "needs tensorboardX: pip install 'shardopt[tensorboard]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backend", ["local", pytest.param("process", marks=pytest.mark.slow)])
+def test_metrics_are_those_of_the_trace(tmp_path: Path, backend: str) -> None:
+    """Shares of a step in which a mesh computed, beside the boxes of the trace; bytes, beside what
+    the program says; tokens, by name."""
+    trace, metrics = tmp_path / "trace.json", tmp_path / "metrics.jsonl"
+    run = ("run", str(MODULE), "--quick-compile", "--steps", "3", "--backend", backend)
+    assert main([*run, "--trace", str(trace), "--metrics", str(metrics), "--tokens", "x"]) == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    named = [each for each in events if each["ph"] == "M"]
+    meshes = {
+        each["pid"]: each["args"]["name"].removeprefix("mesh ")
+        for each in named
+        if each["name"] == "process_name"
+    }
+    rows = {(each["pid"], each.get("tid")): each["args"]["name"] for each in named}
+    computed: dict[tuple[str, int], float] = {}
+    for each in events:
+        if each["ph"] == "X" and rows[each["pid"], each["tid"]] == "compute":
+            key = meshes[each["pid"]], each["args"]["step"]
+            computed[key] = computed.get(key, 0.0) + each["dur"] * 1e-6
+    table = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["step"] for row in table] == [0, 1, 2]
+    bytes_at_end = {part.mesh.name: mesh_memory(part).after[-1] for part in example().meshes}
+    for row in table:
+        assert row["tokens_per_second"] == pytest.approx(16 * 8 / row["seconds"], rel=1e-4)
+        for mesh, share in row["busy"].items():
+            assert 0 < share <= 1
+            busy = share * row["seconds"]
+            assert busy == pytest.approx(computed[mesh, row["step"]], rel=1e-3, abs=1e-4)
+        assert row["device_bytes"] == bytes_at_end
+        workers = {"m0", "m1"} if backend == "process" else set()
+        assert row["process_bytes"].keys() == {"driver"} | workers
+        assert min(row["process_bytes"].values()) > 1 << 24
+
+
+def test_tokens_are_counted_or_named(capsys: pytest.CaptureFixture[str]) -> None:
+    program = example()
+    assert tokens_per_step(program, None) is None  # x and t are floats
+    assert tokens_per_step(program, "4096") == 4096
+    assert tokens_per_step(program, "t") == 16 * 4 and tokens_per_step(program, "in2") == 16 * 8
+    types = {"w1": "int32", "x": "int32", "t": "int64"}  # w1 is state
+    arguments = tuple(
+        replace(each, value=replace(each.value, spec=replace(each.value.spec, dtype=dtype)))
+        if (dtype := types.get(each.name))
+        else each
+        for each in program.arguments
+    )
+    assert tokens_per_step(replace(program, arguments=arguments), None) == 16 * 8
+    assert main(["run", str(MODULE), "--quick-compile", "--tokens", "nothing"]) == 1
+    assert "--tokens: expected a number of tokens a step, or" in capsys.readouterr().err
 
 
 def curves(folder: Path) -> dict[tuple[str, int], float]:

@@ -35,7 +35,13 @@ from shardopt.tools.run.inputs import (
     read_program,
     write_outputs,
 )
-from shardopt.tools.run.metrics import Metrics, float_scalars, open_metrics
+from shardopt.tools.run.metrics import (
+    Metrics,
+    float_scalars,
+    measured,
+    open_metrics,
+    tokens_per_step,
+)
 from shardopt.tools.run.stopping import Stopping
 from shardopt.tools.run.views import add_views, check_targets, show_views, wants_trace
 
@@ -123,10 +129,20 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "newest checkpoint and leave the step out",
     )
     parser.add_argument(
-        "--metrics", type=Path, metavar="FILE", help="append a line of JSON for every step"
+        "--metrics",
+        type=Path,
+        metavar="FILE",
+        help="append a line of JSON for every step: seconds, results, tokens a second, how busy "
+        "the meshes are, memory",
     )
     parser.add_argument(
         "--tensorboard", type=Path, metavar="DIR", help="write the same for TensorBoard, as curves"
+    )
+    parser.add_argument(
+        "--tokens",
+        metavar="N|NAME",
+        help="tokens of a step, for metrics: a number, or the argument whose elements they are "
+        "(default: the largest one of integers, batch by sequence)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")
     parser.add_argument(
@@ -221,7 +237,8 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Sequence[Me
         "transport": args.transport,
         "quick_compile": args.quick_compile,
         "compile_cache": args.compile_cache,
-        "trace": wants_trace(args),
+        # Metrics are worked out of the times of instructions.
+        "trace": wants_trace(args) or bool(metrics),
         "memory_limit_bytes": args.memory_limit,
         "watchdog_seconds": args.watchdog or None,
         "devices_per_host": args.devices_per_host,
@@ -229,6 +246,7 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Sequence[Me
         "limits": Limits(**{each.name: getattr(args, each.name) for each in fields(Limits)}),
         "checkpoints": checkpoint_options(args),
     }
+    tokens = tokens_per_step(program, args.tokens)
     latest: list[np.ndarray] = []
 
     def finish(run: Run) -> None:
@@ -242,10 +260,11 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Sequence[Me
             check_finite(step, float_scalars(run, outputs), args.nonfinite)
 
         def after(run: Run, step: int, outputs: Outputs) -> None:
-            scalars = float_scalars(run, outputs)
-            _print_step(step, run.step_seconds, scalars)
-            for each in metrics:
-                each.add(step, run.step_seconds, scalars)
+            _print_step(step, run.step_seconds, float_scalars(run, outputs))
+            if metrics:
+                of_step = measured(run, outputs, tokens, threads=args.backend == "local")
+                for each in metrics:
+                    each.add(step, of_step)
             advance()
             if step == 0 and args.check:
                 given = [feed(0).get(k, value) for k, value in enumerate(inputs)]

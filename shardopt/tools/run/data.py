@@ -12,7 +12,6 @@ import sys
 import zipfile
 import zlib
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardopt.support.errors import UserError
-from shardopt.tools.run.inputs import as_dtype
+from shardopt.tools.run.inputs import as_dtype, numbers_by_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -243,11 +242,7 @@ def _of_column(what: str, column: Any) -> np.ndarray:
 
 def argument_numbers(names: Sequence[str], program: Program, source: str) -> list[int]:
     """Arguments by name, or as `in<k>`. Raises UserError."""
-    uses = Counter(argument.name for argument in program.arguments)
-    by_name = {f"in{number}": number for number in range(len(program.arguments))}
-    for number, argument in enumerate(program.arguments):
-        if uses[argument.name] == 1:
-            by_name[argument.name] = number
+    by_name = numbers_by_name(program)
     for name in names:
         if name not in by_name:
             known = ", ".join(each.name for each in program.arguments[-4:] if each.name)

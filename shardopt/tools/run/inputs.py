@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,16 @@ def read_inputs(path: Path, inputs: list[np.ndarray]) -> None:
             f"note: {missing} of {len(known)} inputs are not in '{path}' and are random",
             file=sys.stderr,
         )
+
+
+def numbers_by_name(program: Program) -> dict[str, int]:
+    """The arguments, by name where no other has it, and as `in<k>`."""
+    uses = Counter(argument.name for argument in program.arguments)
+    by_name = {f"in{number}": number for number in range(len(program.arguments))}
+    for number, argument in enumerate(program.arguments):
+        if uses[argument.name] == 1:
+            by_name[argument.name] = number
+    return by_name
 
 
 def as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,8 +21,10 @@ from shardopt.runtime.program.instructions import Run as RunInstruction
 from shardopt.runtime.program.labels import label_of, task_of
 from shardopt.runtime.program.memory import mesh_memory, over_limit
 from shardopt.runtime.run import Run
+from shardopt.runtime.tracing import recorder
 from shardopt.runtime.tracing.chrome import run_trace
 from shardopt.runtime.tracing.spans import Span, route_bytes, task_times
+from shardopt.runtime.tracing.usage import Usage, busy_shares, process_bytes
 from shardopt.runtime.tracing.watchdog import Watchdog
 from shardopt.runtime.tracing.where import status_text
 from shardopt.schedule.tasks import Task
@@ -174,6 +177,65 @@ def test_bytes_of_a_route_count_each_piece_once(program: Program) -> None:
     assert [route_bytes(route) for route in program.routes] == [128, 128, 4]
 
 
+# What a step took
+
+
+class _Token:
+    """Of an execution that ends at a moment of the clock."""
+
+    def __init__(self, clock: list[int], end: int) -> None:
+        self._clock, self._end = clock, end
+
+    def block_until_ready(self) -> None:
+        self._clock[0] = max(self._clock[0], self._end)
+
+
+def test_a_mesh_is_busy_while_executions_run(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two dispatched together count once each, and what one waits for before it is dispatched does
+    not count; a later step begins with nothing."""
+    clock = [0]
+    monkeypatch.setattr(recorder, "perf_counter_ns", lambda: clock[0])
+    part = program.meshes[0]
+    positions = [k for k, each in enumerate(part.instructions) if isinstance(each, RunInstruction)]
+    in_flight: list[tuple[int, _Token]] = []
+    observer = recorder.Recorder(SimpleNamespace(program=part, in_flight=in_flight))  # type: ignore[arg-type]
+
+    def run(position: int, begin: int, end: int, waits_until: int = 0) -> None:
+        clock[0] = begin
+        observer.begin(position)
+        if waits_until:
+            clock[0] = waits_until
+            observer.waited()
+        in_flight.append((position, _Token(clock, end)))
+        observer.end(position)
+        observer.busy_seconds()  # behind the thread that awaits it
+
+    observer.begin_step(0)
+    run(positions[0], 100, 1100)
+    run(positions[1], 200, 1600)  # dispatched while the first one runs
+    run(positions[2], 2000, 3400, waits_until=3000)
+    assert observer.busy_seconds() == pytest.approx(1.9e-6)
+    observer.begin_step(1)
+    assert observer.busy_seconds() == 0
+    run(positions[0], 5000, 5070)
+    assert observer.busy_seconds() == pytest.approx(7e-8)
+    observer.close()
+
+
+def test_shares_of_a_mesh_are_the_mean_of_its_hosts() -> None:
+    usage = {name: Usage(busy, 1, 2) for name, busy in (("a/0", 1.0), ("a/1", 2.0), ("b", 0.5))}
+    assert busy_shares(usage, 4.0) == {"a": 0.375, "b": 0.125}
+
+
+def test_memory_of_the_process_is_what_it_has() -> None:
+    before = process_bytes()
+    kept = np.ones(1 << 26, np.uint8)
+    assert process_bytes() - before > 60 << 20
+    del kept
+
+
 # Where workers stand
 
 
@@ -225,4 +287,4 @@ def test_times_are_kept_only_where_asked_for(program: Program) -> None:
             isinstance(each, Free) for part in program.meshes for each in part.instructions[:1]
         )
         with pytest.raises(Exception, match="times are kept only in runs that were opened for it"):
-            run.spans()
+            run.usage()
