@@ -39,6 +39,7 @@ SCHEDULES = {
     "eager-1f1b": 4,
     "zero-bubble": 4,
     "interleaved:2": 2,
+    "chimera": 4,
     "zb-v": 2,
     "v-half": 2,
     "v-min": 2,

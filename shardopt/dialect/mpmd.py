@@ -32,6 +32,8 @@ COST = "shardopt.cost"
 IN_FLIGHT = "shardopt.in_flight"
 RECOMPUTE = "shardopt.recompute"
 INTRA_OP = "shardopt.intra_op"
+# of a loop in which each iteration is so many microbatches, in pipelines of their own
+STREAMS = "shardopt.streams"
 
 # Values of `KIND` in the microbatch loop: a backward is one fragment, or an input half and a weight
 # half.

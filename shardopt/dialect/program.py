@@ -16,6 +16,7 @@ from functools import cached_property
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.mpmd import STREAMS
 from shardopt.ir.rewriting import functions, symbol_name, terminator
 
 
@@ -44,6 +45,12 @@ class StepProgram:
     @property
     def num_microbatches(self) -> int:
         return ir.IntegerAttr(self.loop.attributes["iterations"]).value
+
+    @property
+    def num_streams(self) -> int:
+        """Microbatches of the batch that each iteration runs, in pipelines of their own."""
+        attributes = self.loop.attributes
+        return ir.IntegerAttr(attributes[STREAMS]).value if STREAMS in attributes else 1
 
     @cached_property
     def prologue(self) -> list[ir.Operation]:

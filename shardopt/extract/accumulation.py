@@ -28,7 +28,7 @@ from shardopt.ir.scalars import evaluate
 
 PRODUCTS = ("stablehlo.convolution", "stablehlo.dot", "stablehlo.dot_general")
 # Associative: the order of terms does not matter.
-_COMBINERS = frozenset(
+COMBINERS = frozenset(
     f"stablehlo.{name}" for name in ("add", "and", "maximum", "minimum", "multiply", "or", "xor")
 )
 # Parts over which a chain of values, such as random keys, is written out.
@@ -231,7 +231,7 @@ class _Reader:
 
     def _sum(self, position: int) -> Sum | None:
         op = defining(self.yielded[position])
-        if op is None or op.name not in _COMBINERS:
+        if op is None or op.name not in COMBINERS:
             return None
         first, second = (unconverted(operand) for operand in op.operands)
         carried = self.block.arguments[position]

@@ -24,6 +24,7 @@ from shardopt.dialect.mpmd import (
     RESHARDING,
     SCHEDULE,
     STAGE,
+    STREAMS,
     SUM_POINT,
     TOPOLOGY,
 )
@@ -189,6 +190,14 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         'microbatch in flight: nothing (`"none"`), the forward of each layer from what enters the '
         'layer (`"layer"`), or its whole forward from what the stage receives (`"full"`). Absent '
         "where no stage recomputes.",
+    ),
+    AttributeDoc(
+        STREAMS,
+        ("mpmd.for",),
+        "2 : i64",
+        "shardopt-mirror-stages",
+        "Of a loop each of whose iterations is so many microbatches of the batch, in pipelines of "
+        "their own over the same meshes: stage p + s of p is stage s again.",
     ),
     AttributeDoc(
         INTRA_OP,

@@ -41,6 +41,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "stages": (
         "choose-stages",
         "verify-placed",
+        "mirror-stages",
         "recompute-stages",
         "outline-fragments",
         "split-backward",

@@ -86,6 +86,8 @@ PHASES: tuple[Phase, ...] = (
         (
             "shardopt-choose-stages",
             "shardopt-verify-placed",  # what stands behind it obeys, and trusts what it reads
+            # first: what is recomputed is found in each of the two pipelines
+            When("mirror-stages", ("shardopt-mirror-stages", "shardopt-verify-placed")),
             # copies belong to the backward, so they are there before it is outlined
             "shardopt-recompute-stages",
             "shardopt-outline-fragments",

@@ -4,7 +4,7 @@ JSON."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from jaxlib.mlir import ir
 
@@ -59,7 +59,8 @@ class StageRow:
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """The whole plan: its stages and what the simulator predicts for a step."""
+    """The whole plan: its stages and what the simulator predicts for a step. With several pipelines
+    (`num_streams`) over the meshes, all stages of the first come first."""
 
     cluster: str
     num_microbatches: int
@@ -67,6 +68,7 @@ class PlanSummary:
     makespan_seconds: float
     bubble_fraction: float
     stages: tuple[StageRow, ...]
+    num_streams: int = 1
 
     @property
     def step_seconds(self) -> float:
@@ -89,15 +91,21 @@ def summarize(module: ir.Module) -> PlanSummary:
     peaks = read_peaks(program.loop)
     homes = _homes(program, [mesh.name for mesh in meshes])
     firsts = {meshes[home].name: stage for stage, home in reversed([*enumerate(homes)])}
+    rows = [
+        _row(program, cluster, stage, meshes[home], peaks[home], firsts)
+        for stage, home in enumerate(homes)
+    ]
+    count = len(rows) // program.num_streams
     return PlanSummary(
         cluster=str(cluster),
-        num_microbatches=program.num_microbatches,
+        num_microbatches=program.num_streams * program.num_microbatches,
+        num_streams=program.num_streams,
         schedule=ir.StringAttr(schedule["name"]).value,
         makespan_seconds=ir.FloatAttr(schedule["makespan_seconds"]).value,
         bubble_fraction=ir.FloatAttr(schedule["bubble"]).value,
+        # Layers of copies have numbers of their own in the IR.
         stages=tuple(
-            _row(program, cluster, stage, meshes[home], peaks[home], firsts)
-            for stage, home in enumerate(homes)
+            replace(row, layers=rows[stage % count].layers) for stage, row in enumerate(rows)
         ),
     )
 

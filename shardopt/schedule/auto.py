@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from shardopt.schedule.graph import StageGraph
 from shardopt.schedule.list_scheduling import list_schedule, rules
 from shardopt.schedule.schedules import AUTO, SCHEDULES, build_schedule
 from shardopt.schedule.simulator import SimulationResult, StepMemory, TransferCosts, simulate
@@ -66,7 +67,8 @@ def _candidates(work: Workload) -> Iterator[tuple[str, Schedule]]:
     kinds = {task.kind for task in work.graph.tasks if not task.kind.runs_once}
     stages, meshes = len(work.stage_to_mesh), work.num_meshes
     for kind in SCHEDULES.values():
-        if kinds <= set(kind.kinds) and kind.suits(stages, meshes) and not kind.simulated_only:
+        suits = kinds <= set(kind.kinds) and kind.suits(stages, meshes)
+        if suits and not kind.simulated_only and _are_apart(work.graph, stages // kind.streams):
             schedule = build_schedule(kind.name, stages, work.num_microbatches, meshes)
             # Some lay stages on meshes in their own way (a V): their order does not suit others.
             if schedule.stage_to_mesh == work.stage_to_mesh:
@@ -75,6 +77,11 @@ def _candidates(work: Workload) -> Iterator[tuple[str, Schedule]]:
         listed = list_schedule(work, rule)
         if listed is not None:
             yield str(rule), listed
+
+
+def _are_apart(graph: StageGraph, num_stages: int) -> bool:
+    """Whether nothing passes between pipelines of `num_stages` stages each."""
+    return all(edge.src.stage // num_stages == edge.dst.stage // num_stages for edge in graph.edges)
 
 
 def _fits(result: SimulationResult, work: Workload) -> bool:

@@ -20,7 +20,6 @@ from shardopt.schedule.simulator import SimulationResult, StepMemory, TransferCo
 from shardopt.schedule.tasks import Schedule, TaskKind
 from shardopt.schedule.token_slices import token_slices
 from shardopt.schedule.workload import Workload
-from shardopt.support.errors import UserError
 
 _WORK = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
 
@@ -54,13 +53,9 @@ class EvenPipeline:
     def build(self, name: str) -> Schedule:
         """Raises UserError for an unknown name, and for numbers that do not suit the schedule."""
         kind = find_schedule(name)
-        if self.num_microbatches % kind.streams:
-            raise UserError(
-                f"schedule '{name}' needs a multiple of {kind.streams} microbatches, got "
-                f"{self.num_microbatches}"
-            )
+        count = kind.listed_microbatches(self.num_microbatches)
         stages = self.num_meshes * self.stages_per_mesh(kind)
-        return build_schedule(name, stages, self.num_microbatches // kind.streams, self.num_meshes)
+        return build_schedule(name, stages, count, self.num_meshes)
 
     def stages_per_mesh(self, kind: ScheduleKind) -> int:
         if kind.stages_per_mesh != SEVERAL:

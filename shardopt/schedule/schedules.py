@@ -48,7 +48,6 @@ _USUAL_STAGES = 2
 _SEARCHED_STAGES = (2, 3, 4)
 
 _STALE = "its gradients are of older weights, which is another computation than the model's step"
-_TWICE = "every stage has its weights on two meshes, which no plan gives it"
 _TOKENS = "it cuts the tokens of a causal model, where plans cut the batch"
 
 
@@ -64,9 +63,9 @@ class ScheduleKind:
     `in_flight(stages, microbatches)`, where it is known, is what counting on the task list would
     give. `simulated_only` says why plans cannot run it (empty: they can); `delayed`, of one with
     updates within a step, that microbatches use the weights from before the last one (see
-    `weight_versions`). `streams` is the number of microbatches that one number stands for, where
-    several pipelines share the meshes; `mesh_multiple` must divide the number of meshes. `graph`
-    gives its tasks and what they wait for in a model that is a chain."""
+    `weight_versions`). `streams` pipelines share the meshes: its list has every stage of the model
+    so many times, and one number stands for so many microbatches. `mesh_multiple` must divide the
+    number of meshes. `graph` gives its tasks and what they wait for in a model that is a chain."""
 
     name: str
     build: ScheduleBuilder
@@ -78,6 +77,21 @@ class ScheduleKind:
     streams: int = 1
     mesh_multiple: int = 1
     graph: GraphBuilder = _chain
+
+    @property
+    def model_stages_per_mesh(self) -> int:
+        """Stages of the model that have their home on a mesh (or `SEVERAL`)."""
+        return self.stages_per_mesh if self.streams == 1 else self.stages_per_mesh // self.streams
+
+    def listed_microbatches(self, num_microbatches: int) -> int:
+        """How many numbers its list has for so many microbatches. Raises UserError where they
+        cannot be shared out evenly."""
+        if num_microbatches % self.streams:
+            raise UserError(
+                f"schedule '{self.name}' needs a multiple of {self.streams} microbatches, got "
+                f"{num_microbatches}"
+            )
+        return num_microbatches // self.streams
 
     def suits(self, num_stages: int, num_meshes: int) -> bool:
         """Whether it can be built for so many stages on so many meshes."""
@@ -130,7 +144,6 @@ SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
                 "chimera",
                 chimera,
                 stages_per_mesh=2,
-                simulated_only=_TWICE,
                 streams=2,
                 mesh_multiple=2,
                 graph=chimera_graph,
@@ -275,6 +288,22 @@ def stage_homes(name: str, num_stages: int, num_meshes: int | None = None) -> tu
     return build_schedule(name, num_stages, 1, num_meshes).stage_to_mesh
 
 
+def model_homes(name: str, num_stages: int) -> tuple[int, ...]:
+    """The mesh of every stage of the list, for a model of `num_stages` stages: these come first.
+    Raises UserError as `build_schedule`."""
+    return stage_homes(name, find_schedule(name).streams * num_stages)
+
+
+def model_in_flight(
+    name: str, num_stages: int, num_microbatches: int, num_meshes: int | None = None
+) -> tuple[int, ...]:
+    """As `in_flight`, for all stages of the list of a model of `num_stages` stages. Raises
+    UserError where its microbatches cannot be shared out evenly."""
+    kind = find_schedule(name)
+    count = kind.listed_microbatches(num_microbatches)
+    return in_flight(name, kind.streams * num_stages, count, num_meshes)
+
+
 def usual_schedule(homes: tuple[int, ...]) -> str | None:
     """The schedule of whole backwards for stages on the meshes `homes` where nobody has chosen one,
     if there is any."""
@@ -294,7 +323,10 @@ def like(schedule: Schedule) -> str:
     for kind in SCHEDULES.values():
         several = kind.stages_per_mesh == SEVERAL
         name = f"{kind.name}:{stages // meshes}" if several else kind.name
-        if kind.simulated_only or set(kind.kinds) != kinds or not kind.suits(stages, meshes):
+        # Of several pipelines a list does not tell which stages are one of the model.
+        if kind.simulated_only or kind.streams > 1 or set(kind.kinds) != kinds:
+            continue
+        if not kind.suits(stages, meshes):
             continue
         held = sum(in_flight(name, stages, count, meshes))
         if stage_homes(name, stages, meshes) == schedule.stage_to_mesh and held > most:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,8 +22,10 @@ from benchmarks.schedule.live_bytes import (
 )
 from shardopt.frontend.planning.make_plan import make_plan
 from shardopt.frontend.plans.plan import PlanOptions
-from shardopt.runtime.reference import compare
-from tests.e2e.models import mlp
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.runtime.reference import Reference, compare
+from tests.e2e.models import export_step, mlp
 
 STEPS = 5
 TOLERANCE = 1e-5
@@ -33,7 +37,7 @@ WHOLE_BACKWARDS = ("gpipe", "1f1b", "eager-1f1b", "interleaved:2")
 
 # All of them with the small model; with the other one those whose stages lie, or are cut, in
 # different ways.
-FEW = ("1f1b", "interleaved:2", "dualpipe-v")
+FEW = ("1f1b", "interleaved:2", "dualpipe-v", "chimera")
 
 
 @pytest.fixture(scope="module", params=["mlp", pytest.param("gpt", marks=pytest.mark.slow)])
@@ -84,6 +88,39 @@ def test_a_file_with_halves_and_whole_backwards(tmp_path: Path) -> None:
     assert run.schedule == "mine"
     rows = compare(list(run.outputs), reference_steps(artifact, inputs, STEPS))
     assert [row for row in rows if not row.within(TOLERANCE)] == []
+
+
+@pytest.mark.usefixtures("optimized_code")
+def test_two_pipelines_make_what_is_no_sum_of_gradients() -> None:
+    """Rows of the batch, a maximum over them, and what depends on the number of a row."""
+
+    def step(weights: list[jax.Array], x: jax.Array) -> Any:
+        def loss_fn(weights: list[jax.Array]) -> Any:
+            places = jnp.arange(x.shape[0], dtype=x.dtype)[:, None]
+            y = x + 0.01 * places
+            for weight in weights:
+                y = jnp.tanh(y @ weight)
+            return jnp.mean(y * places), y
+
+        (loss, rows), grads = jax.value_and_grad(loss_fn, has_aux=True)(weights)
+        state = [weight - 0.1 * grad for weight, grad in zip(weights, grads, strict=True)]
+        return state, loss, rows, jnp.max(rows), jnp.argmax(rows, axis=1)
+
+    keys = jax.random.split(jax.random.key(0), 5)
+    weights = [jax.random.normal(key, (8, 8)) / 4 for key in keys[1:]]
+    artifact, inputs = export_step(step, (weights,), (jax.random.normal(keys[0], (12, 8)),))
+    options = PlanOptions(
+        "cpu-test:1x4", microbatches=6, layers=4, stages=4, submesh="1x1", schedule="chimera"
+    )
+    plan = make_plan(artifact, options)
+    assert plan.summary.num_microbatches == 6
+    assert [row.layers for row in plan.summary.stages[4:]] == [
+        row.layers for row in plan.summary.stages[:4]
+    ]
+    run = measure(plan, inputs, 1)
+    with make_context() as context:
+        expected = Reference(load_module(artifact, context))(inputs)
+    assert [row for row in compare(list(run.outputs), expected) if not row.within(TOLERANCE)] == []
 
 
 def test_schedules_of_whole_backwards_agree_in_every_bit(measured: dict[str, Measured]) -> None:

@@ -40,6 +40,7 @@ UNUSED = (
     "shardopt.replaced_by",
     "shardopt.sharding",
     "shardopt.recompute",
+    "shardopt.streams",
     "shardopt.intra_op",
     "shardopt.no_batch",
     "shardopt.step_loop",

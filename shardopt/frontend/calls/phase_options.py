@@ -77,8 +77,13 @@ def _derived(options: PlanOptions, phase: str) -> dict[str, object]:
     """Options of a phase that are none of planning."""
     if phase == "cluster" and options.stages is not None and options.stages > 1:
         return {"least-layers": options.stages}  # every stage has a layer
-    if phase == "stage" and _splits_backward(_planned_for(options.schedule)):
-        return {"split-backward": True}
+    if phase == "stage":
+        # The stage phase refuses schedules that are unknown.
+        kind = SCHEDULES.get(_planned_for(options.schedule).partition(":")[0])
+        if kind is not None and kind.splits_backward:
+            return {"split-backward": True}
+        if kind is not None and kind.streams > 1:
+            return {"mirror-stages": True}
     return {}
 
 
@@ -96,9 +101,3 @@ def _planned_for(schedule: str) -> str:
     except UserError:
         named = ""
     return named or "gpipe"  # under which all microbatches may be in flight
-
-
-def _splits_backward(schedule: str) -> bool:
-    """Whether the schedule orders the halves of backwards; the stage phase refuses unknown ones."""
-    kind = SCHEDULES.get(schedule.partition(":")[0])
-    return kind is not None and kind.splits_backward

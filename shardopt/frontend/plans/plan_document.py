@@ -60,7 +60,9 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         named = text is not None and not text.rows
         model = fingerprint(modules[plan.original])
     schedule = summary.schedule if named else plan.options.schedule
-    rows = zip(summary.stages, methods, strict=True)
+    # Other pipelines are copies of the first.
+    count = len(summary.stages) // summary.num_streams
+    rows = zip(summary.stages[:count], methods[:count], strict=True)
     document = {
         "version": VERSION,
         "made_by": {"shardopt": __version__, "jaxlib": version("jaxlib")},

@@ -155,7 +155,7 @@ class StageChooser:
             memory_limit_bytes=tuple(None if limit is None else limit // each for limit in limits),
             input_kinds=input_kinds,
             allowed=candidate_filter(self.file_stages, cluster),
-            stages_per_mesh=each,
+            stages_per_mesh=kind.model_stages_per_mesh,
         )
 
     def _solve(

@@ -17,7 +17,13 @@ from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Mesh
 from shardopt.options.names import RecomputeChoice
 from shardopt.planfile.parts import PlanFile, PlannedStage
-from shardopt.schedule.schedules import find_schedule, in_flight, stage_homes, usual_schedule
+from shardopt.schedule.schedules import (
+    find_schedule,
+    model_homes,
+    model_in_flight,
+    stage_homes,
+    usual_schedule,
+)
 from shardopt.solve.stages.candidates import candidate_mesh
 from shardopt.solve.stages.search.plan_file_stages import Cut, plan_file_devices
 from shardopt.solve.stages.search.rerank import place_meshes
@@ -73,7 +79,8 @@ def place_stages(
     configs = [config for _, _, config in chosen.stages]
     devices = plan_file_devices(file_stages, configs, cluster)
     if devices is None:
-        homes = stage_homes(find_schedule(chosen.schedule).planned.name, len(configs))
+        homes = model_homes(find_schedule(chosen.schedule).planned.name, len(configs))
+        homes = homes[: len(configs)]
         devices = tuple(place_meshes(cluster, configs, homes)[home] for home in homes)
     homes = homes_of(devices)
     _check_alike(configs, homes)
@@ -138,8 +145,9 @@ def _in_flight(schedule: str, homes: tuple[int, ...], num_microbatches: int) -> 
     """Microbatches in flight of each stage; all of them under a schedule that lays stages in
     another way, as an order of tasks that is not known yet may hold so many."""
     kind, meshes = find_schedule(schedule), 1 + max(homes)
-    if not kind.suits(len(homes), meshes) or stage_homes(schedule, len(homes), meshes) != homes:
-        return (num_microbatches,) * len(homes)
-    return in_flight(
-        schedule, len(homes), num_microbatches, None if meshes == len(homes) else meshes
-    )
+    count = len(homes)
+    listed = kind.streams * count
+    if not kind.suits(listed, meshes) or stage_homes(schedule, listed, meshes)[:count] != homes:
+        return (num_microbatches,) * count
+    known = None if meshes == listed else meshes
+    return model_in_flight(schedule, count, num_microbatches, known)[:count]

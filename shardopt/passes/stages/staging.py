@@ -26,6 +26,7 @@ from shardopt.dialect.mpmd import (
     INTRA_OP,
     LAYER,
     RECOMPUTE,
+    STREAMS,
     read_topology,
     write_topology,
 )
@@ -43,7 +44,7 @@ from shardopt.passes.stages.read_step import check_clustered
 from shardopt.solve.stages.body.backward import backward_rows
 
 # What was decided about stages stands on the loop, whatever its operands are.
-_DECISIONS = (IN_FLIGHT, RECOMPUTE, INTRA_OP, PREDICTED)
+_DECISIONS = (IN_FLIGHT, RECOMPUTE, INTRA_OP, PREDICTED, STREAMS)
 
 
 @dataclass(frozen=True)

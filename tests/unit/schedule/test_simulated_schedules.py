@@ -126,7 +126,7 @@ def test_tables_of_slices_are_checked(table: np.ndarray) -> None:
 
 
 def test_plans_do_not_run_what_is_only_simulated() -> None:
-    for name in ("chimera", "pipedream", "pipedream-2bw", "terapipe"):
+    for name in ("pipedream", "pipedream-2bw", "terapipe"):
         with pytest.raises(
             UserError, match=f"schedule '{name}' is simulated only .*; plans run gpipe, 1f1b"
         ):

@@ -153,7 +153,14 @@ def search_plans(
                 )
             else:
                 problem, plans = _exact_plans(
-                    stage_costs, in_flight_of, planner, request, k, speed, faster_than
+                    stage_costs,
+                    in_flight_of,
+                    planner,
+                    request,
+                    k,
+                    # A mesh runs its stage for a share of the microbatches.
+                    speed * find_schedule(schedule).streams,
+                    faster_than,
                 )
                 bound = min(bound, plans[0].bound)
                 known = known or tuple(plan.stages for plan in plans)

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import cycle
 
 from shardopt.cost.compute import dispatch_seconds
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.sharing import sharing_of
 from shardopt.schedule.bounds import lower_bound_seconds
-from shardopt.schedule.graph import StageGraph, chain_graph
-from shardopt.schedule.schedules import build_schedule, find_schedule, stage_homes
+from shardopt.schedule.graph import StageGraph
+from shardopt.schedule.schedules import build_schedule, find_schedule, model_homes
 from shardopt.schedule.simulator import makespan_seconds
 from shardopt.schedule.tasks import StageTask, TaskKind
 from shardopt.schedule.validate import LinkedSchedule, link
@@ -55,7 +56,7 @@ def simulate_plan(
 
     Raises UserError where the stages cannot be placed, or do not suit the schedule.
     """
-    homes = stage_homes(schedule, len(plan.stages))
+    homes = model_homes(schedule, len(plan.stages))
     meshes = place_meshes(
         transfers.cluster, [problem.configs[config] for _, _, config in plan.stages], homes
     )
@@ -64,12 +65,12 @@ def simulate_plan(
     # With a host to itself a stage is faster than its cost says.
     if sharing is None and lower_bound_seconds(work) >= best:
         return None
-    linked = _linked(schedule, len(plan.stages), problem.num_microbatches)
+    linked = _linked(schedule, len(plan.stages), work.num_microbatches)
     seconds = makespan_seconds(
         linked, work.task_seconds, work.transfer_seconds, work.edge_links, sharing
     )
     mesh_bytes = [0.0] * len(meshes)
-    for home, size in zip(homes, stage_memory_bytes(problem, plan.stages), strict=True):
+    for home, size in zip(homes, cycle(stage_memory_bytes(problem, plan.stages)), strict=False):
         mesh_bytes[home] += size
     return SimulatedPlan(plan, schedule, seconds, max(mesh_bytes))
 
@@ -91,11 +92,11 @@ def _workload(
     transfers: CutTransfers,
     devices: Sequence[Sequence[int]],
 ) -> Workload:
-    count = len(plan.stages)
+    count, kind = len(plan.stages), find_schedule(schedule)
     graph = _graph(schedule, count)
-    backwards = find_schedule(schedule).kinds[1:]
+    backwards = kind.kinds[1:]
     seconds = {}
-    for stage, where in enumerate(plan.stages):
+    for stage, where in enumerate(plan.stages * kind.streams):
         config, whole = problem.configs[where[2]], float(problem.seconds[where])
         # The shard phase knows the buffers of a call; here nothing is known of them yet.
         call = dispatch_seconds(
@@ -104,15 +105,15 @@ def _workload(
         forward = min(float(problem.forward_seconds[where]), whole) if backwards else whole
         seconds[StageTask(TaskKind.FORWARD, stage)] = forward + call
         # Forward and backward of the last stage are one fragment.
-        called = call if stage < count - 1 else 0.0
+        called = call if stage % count < count - 1 else 0.0
         seconds |= {
-            StageTask(kind, stage): (whole - forward) / len(backwards) + called
-            for kind in backwards
+            StageTask(each, stage): (whole - forward) / len(backwards) + called
+            for each in backwards
         }
     delays, links = [], []
     for edge in graph.edges:
         source, target = edge.src.stage, edge.dst.stage
-        cut = plan.stages[max(source, target)][0]
+        cut = plan.stages[max(source, target) % count][0]
         crosses = devices[source] != devices[target]
         delays.append(
             transfers.seconds(cut, devices[source], devices[target], source < target)
@@ -120,20 +121,24 @@ def _workload(
             else 0.0
         )
         links.append(transfers.nics(devices[source], devices[target]) if crosses else ())
-    homes = stage_homes(schedule, count)
     return Workload(
-        graph, homes, problem.num_microbatches, seconds, tuple(delays), edge_links=tuple(links)
+        graph,
+        model_homes(schedule, count),
+        kind.listed_microbatches(problem.num_microbatches),
+        seconds,
+        tuple(delays),
+        edge_links=tuple(links),
     )
 
 
 @lru_cache(maxsize=64)
 def _graph(schedule: str, num_stages: int) -> StageGraph:
-    return chain_graph(num_stages, find_schedule(schedule).kinds)
+    kind, homes = find_schedule(schedule), model_homes(schedule, num_stages)
+    return kind.graph(len(homes), 1 + max(homes), kind.kinds)
 
 
 @lru_cache(maxsize=8)
 def _linked(schedule: str, num_stages: int, num_microbatches: int) -> LinkedSchedule:
     """Plans of as many stages differ only in their times."""
-    return link(
-        build_schedule(schedule, num_stages, num_microbatches), _graph(schedule, num_stages)
-    )
+    listed = find_schedule(schedule).streams * num_stages
+    return link(build_schedule(schedule, listed, num_microbatches), _graph(schedule, num_stages))

@@ -1,5 +1,5 @@
-"""Plans of schedules that put several stages on a mesh: interleaved 1F1B, and those in a V
-(ZB-V, V-Half, V-Min, DualPipeV).
+"""Plans of schedules that put several stages on a mesh: interleaved 1F1B, those in a V (ZB-V,
+V-Half, V-Min, DualPipeV), and Chimera, which puts every stage on two meshes.
 
 p equal meshes of one logical shape take v stages each; where stage s goes is for the schedule to
 say (round robin, or down and up again in a V). The stage DP cuts the layers into p · v stages that
@@ -12,16 +12,20 @@ are as even as can be, for
 which has the minima of its own objective, sum + (B' - 1) · max, with B' = v (v B - 1) + 1
 microbatches. Every device counts v times, as it is in v stages. Of its memory each stage gets an
 equal share, with the microbatches in flight that the stages of its mesh have on average: exact for
-equal stages. The shard phase plans a mesh within its whole memory."""
+equal stages. The shard phase plans a mesh within its whole memory.
+
+Under Chimera v is 1: a mesh runs half of the microbatches for each of its two stages. Each of them
+gets half of the memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from shardopt.schedule.schedules import ScheduleKind, in_flight, stage_homes
+from shardopt.schedule.schedules import ScheduleKind, model_homes, model_in_flight
 from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
@@ -32,6 +36,7 @@ from shardopt.solve.stages.stage_problem import (
     evaluate,
     in_flight_counts,
 )
+from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
 
 
@@ -43,7 +48,8 @@ def sharing_planner(planner: BaselinePlanner, name: str, kind: ScheduleKind) -> 
             f"schedule '{kind.name}' puts several stages on a mesh: expected "
             f"inter-op=dp, found {name}"
         )
-    return replace(planner, solve=solve_sharing, by_dp=False)
+    solve = partial(solve_sharing, mesh_multiple=kind.mesh_multiple)
+    return replace(planner, solve=solve, by_dp=False)
 
 
 def mean_in_flight(schedule: str) -> InFlight:
@@ -51,8 +57,8 @@ def mean_in_flight(schedule: str) -> InFlight:
     it."""
 
     def mean(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
-        counts = in_flight(schedule, num_stages, num_microbatches)
-        homes = stage_homes(schedule, num_stages)
+        counts = model_in_flight(schedule, num_stages, num_microbatches)
+        homes = model_homes(schedule, num_stages)
         home = homes[num_stages - stage_from_end]
         mesh_counts = [count for count, other in zip(counts, homes, strict=True) if other == home]
         return -(-sum(mesh_counts) // len(mesh_counts))
@@ -60,9 +66,11 @@ def mean_in_flight(schedule: str) -> InFlight:
     return mean
 
 
-def solve_sharing(problem: StageProblem, request: PlannerInput) -> StageSolution:
-    """The best plan over the numbers of meshes and their logical shapes. Raises UserError where
-    there is none."""
+def solve_sharing(
+    problem: StageProblem, request: PlannerInput, mesh_multiple: int = 1
+) -> StageSolution:
+    """The best plan over the numbers of meshes, multiples of `mesh_multiple`, and their logical
+    shapes. Raises UserError where there is none."""
     each, devices = problem.stages_per_mesh, problem.num_devices[0]
     if len(problem.num_devices) > 1:
         raise UserError(
@@ -75,7 +83,11 @@ def solve_sharing(problem: StageProblem, request: PlannerInput) -> StageSolution
         )
     counts = range(1, devices + 1) if request.num_stages is None else (request.num_stages // each,)
     # All meshes are alike, so their number divides the devices; each stage needs a layer.
-    meshes = [p for p in counts if devices % p == 0 and p * each <= problem.num_layers]
+    meshes = [
+        p
+        for p in counts
+        if devices % p == 0 and p % mesh_multiple == 0 and p * each <= problem.num_layers
+    ]
     best: StageSolution | None = None
     errors: list[UserError] = []
     for p in meshes:
@@ -89,7 +101,7 @@ def solve_sharing(problem: StageProblem, request: PlannerInput) -> StageSolution
     if best is None:
         how_many = "" if request.num_stages is None else f"{request.num_stages} stages of "
         raise UserError(
-            f"no plan puts {each} stages on every mesh, of "
+            f"no plan puts {counted(each, 'stage')} on every mesh, of "
             f"{how_many}{problem.num_layers} layers on {devices} devices"
             + (f": {errors[0]}" if errors else "")
         )

@@ -114,6 +114,32 @@ def test_stages_of_a_mesh_hold_as_much_on_average() -> None:
     ]
 
 
+def test_stages_on_two_meshes_share_their_memory() -> None:
+    """Chimera's stage s of p is on mesh p - 1 - s, too."""
+    counts = in_flight("chimera", 8, 4)
+    mean = mean_in_flight("chimera")
+    assert [mean(4 - stage, 4, 8) for stage in range(4)] == [
+        -(-(counts[stage] + counts[7 - stage]) // 2) for stage in range(4)
+    ]
+    with pytest.raises(UserError, match="'chimera' needs a multiple of 2 microbatches, got 3"):
+        mean(1, 4, 3)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_best_plan_of_an_even_number_of_meshes(seed: int) -> None:
+    problem = replace(random_problem(seed, 1), stages_per_mesh=1)
+    plans = [
+        evaluate(problem, stages).seconds for stages in all_plans(problem) if len(stages) % 2 == 0
+    ]
+    if not plans:
+        with pytest.raises(UserError, match="no plan puts 1 stage on every mesh"):
+            solve_sharing(problem, PlannerInput(), mesh_multiple=2)
+        return
+    plan = solve_sharing(problem, PlannerInput(), mesh_multiple=2)
+    assert plan.seconds == pytest.approx(min(plans))
+    assert is_plan(problem, plan.stages)
+
+
 def test_what_cannot_be_laid_so_is_refused() -> None:
     problem = random_problem(0, 2)
     with pytest.raises(UserError, match="3 stages cannot be laid on meshes of 2 stages each"):
