@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.alpa.kept import Result, fill
-from benchmarks.alpa.methods import options
+from benchmarks.alpa.methods import options, step
 from benchmarks.alpa.pages import PAGE, write_part
 from benchmarks.alpa.phases import TO_STAGE, run_phases
 from benchmarks.alpa.specs import Case, find_case
@@ -59,12 +59,11 @@ def planned(case: Case) -> Result:
     from shardopt.extract.chosen_plan import read_parts
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
-    from shardopt.models.build import bytecode
     from shardopt.pipeline.manager import run_pipeline
 
     chosen = options(case, "shardopt")
     with make_context() as context:
-        module = load_module(bytecode(case.spec), context)
+        module = load_module(step(case), context)
         run_phases(module, chosen, TO_STAGE)
         run_pipeline(module, _DECISIONS)
         forward = [

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.alpa.kept import Result, fill
-from benchmarks.alpa.methods import options
+from benchmarks.alpa.methods import options, step
 from benchmarks.alpa.pages import write_part
 from benchmarks.alpa.phases import TO_STAGE, run_phases
 from benchmarks.alpa.report import tflops
@@ -52,11 +52,10 @@ def steps(case: Case) -> Result:
     """Seconds of a step by strategy, and of the bound. Raises UserError."""
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
-    from shardopt.models.build import bytecode
 
     chosen = options(case, "shardopt")
     with make_context() as context:
-        module = load_module(bytecode(case.spec), context)
+        module = load_module(step(case), context)
         run_phases(module, chosen, (*TO_STAGE, "shard"))
         sharded = str(module)
         seconds: dict[str, float] = {}

@@ -2,14 +2,21 @@
 
 Every method plans with the same costs, memory, schedule (1F1B) and, unless told otherwise, the
 number of layers and microbatches of the authors' plan for the model, so that a difference between
-two bars comes from what they may choose."""
+two bars comes from what they may choose.
+
+GPT and mixtures of experts compute as in the artifact, which calls the forward pass of every block
+again (`automatic_remat` in its alpa/pipeline_parallel/layer_construction.py, with as many parts as
+blocks), whatever stages they end up in. So their steps do, and nothing else is computed again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from benchmarks.alpa.specs import Case
 from shardopt.frontend.plans.plan import PlanOptions
+from shardopt.measured.frameworks import BY_ALPA
+from shardopt.models.computing import PLAIN
 
 # What a method fixes. "shardopt" chooses everything (Alpa's own bars); for the others see the
 # paper, section 8.
@@ -25,6 +32,18 @@ METHODS: Mapping[str, Mapping[str, object]] = {
 }
 
 
+def step(case: Case) -> bytes:
+    """The training step of a case, as bytecode."""
+    from shardopt.models.build import bytecode
+
+    return bytecode(case.spec, how=replace(BY_ALPA, recomputed="whole") if _reruns(case) else PLAIN)
+
+
+def _reruns(case: Case) -> bool:
+    """Whether the step itself computes again what is computed again."""
+    return case.family != "wresnet"
+
+
 def options(
     case: Case, method: str, microbatches: int | None = None, layers: int | None = None
 ) -> PlanOptions:
@@ -35,14 +54,15 @@ def options(
         microbatches=microbatches or case.microbatches,
         schedule="1f1b",
         layers=layers or _layers(case, method),
+        recompute="none" if _reruns(case) else "auto",
         batch_coupling="per-microbatch" if case.family == "wresnet" else "error",
         **METHODS[method],  # type: ignore[arg-type]
     )
 
 
 def _layers(case: Case, method: str) -> int:
-    """Stages of one device each get equally many layers, and two at least: Alpa recomputes block by
-    block, and with one layer a stage all of it would be computed again at once."""
+    """Stages of one device each get equally many layers, and two at least: of a Wide-ResNet stages
+    compute a layer again at a time, with one layer a stage all of it at once."""
     return (
         case.devices * max(-(-case.layers // case.devices), 2)
         if method == "inter-only"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from time import perf_counter
 
-from benchmarks.alpa.methods import METHODS, options
+from benchmarks.alpa.methods import METHODS, options, step
 from benchmarks.alpa.phases import TO_STAGE
 from benchmarks.alpa.specs import CASES, Case, find_case
 from shardopt.frontend.calls.phase_options import phase_text
@@ -46,10 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measured(case: Case, chosen: PlanOptions, finish: bool) -> dict[str, object]:
     """The prediction, or the reason why there is none, with the effort."""
-    from shardopt.models.build import bytecode
-
     begin = perf_counter()
-    source = bytecode(case.spec)
+    source = step(case)
     row: dict[str, object] = {
         "trace_seconds": round(perf_counter() - begin, 2),
         "microbatches": chosen.microbatches,

@@ -48,12 +48,14 @@ class AttentionRate:
 @dataclass(frozen=True)
 class Fusing:
     """What of a program becomes one kernel beside what any compiler fuses: kernels over the same
-    elements (`merged`), and attention with its softmax (`attention`). `for_hosts`: memory is that
-    of programs by XLA's backend for hosts (`shardopt.solve.sharding.compilers.host`)."""
+    elements (`merged`), those among them that take what they have reduced rows to (`rows`), and
+    attention with its softmax (`attention`). `for_hosts`: memory is that of programs by XLA's
+    backend for hosts (`shardopt.solve.sharding.compilers.host`)."""
 
     merged: bool = False
     attention: bool = False
     for_hosts: bool = False
+    rows: bool = True
 
 
 UNFUSED = Fusing()
@@ -68,7 +70,8 @@ class KernelRates:
     `memory` is the share of `Device.memory_bandwidth` that a large copy reaches. `least_seconds`
     pass from the start of one kernel to the start of the next, however little it does. `merged`
     says whether the compiler makes one kernel of those over the same elements
-    (`shardopt.solve.sharding.kernels.merged_kernels`), as it does for GPUs.
+    (`shardopt.solve.sharding.kernels.merged_kernels`), as it does for GPUs; `rows` whether such a
+    kernel may reduce rows and read the result, as a softmax has to.
 
     Smaller products reach less (`shardopt.cost.products`): on a GPU with so many `cores`
     (multiprocessors), of which each computes one tile at a time, or on a systolic array of side
@@ -87,6 +90,7 @@ class KernelRates:
     matrix_unit: int | None = None
     unaligned: float = 1.0
     attention: tuple[AttentionRate, ...] | None = None
+    rows: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class Device:
         kernels, for_hosts = self.kernels, self.platform == "cpu"
         if kernels is None:
             return Fusing(for_hosts=for_hosts)
-        return Fusing(kernels.merged, kernels.attention is not None, for_hosts)
+        return Fusing(kernels.merged, kernels.attention is not None, for_hosts, kernels.rows)
 
 
 @dataclass(frozen=True)
@@ -228,6 +232,7 @@ class Cluster:
             all(f.merged for f in each),
             all(f.attention for f in each),
             all(f.for_hosts for f in each),
+            all(f.rows for f in each),
         )
 
     @cached_property

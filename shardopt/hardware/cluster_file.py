@@ -99,6 +99,9 @@ KERNELS = Record(
             "write them",
             None,
         ),
+        "rows": Field(
+            Flag(), "whether such a kernel may reduce rows and read the result, as a softmax", True
+        ),
     },
 )
 DEVICE = Record(

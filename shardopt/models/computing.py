@@ -48,7 +48,11 @@ class Computing:
     as they are; `wide` by a log-softmax of their float32 values, as libraries do whose compiler
     leaves it out; or `in-passes`, operation by operation of these. `rotates_in_passes` turns
     queries and keys as complex numbers of float32, which compilers leave to kernels of their own:
-    to float32, the multiplication, and back."""
+    to float32, the multiplication, and back.
+
+    `normalizes_sums` normalizes what a part of a block and its input sum up to, and what embeddings
+    sum up to, as BERT does (arXiv 1706.03762, section 3.1), where others normalize the input of
+    each part and of the last product. Then the backward pass reads the results of all parts."""
 
     float8: bool = False
     recomputed: Recomputed = "none"
@@ -60,6 +64,7 @@ class Computing:
     sums_wide: bool = False
     entropy: Entropy = "merged"
     rotates_in_passes: bool = False
+    normalizes_sums: bool = False
 
 
 PLAIN = Computing()

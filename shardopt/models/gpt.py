@@ -1,8 +1,8 @@
 """GPT-3 as in the paper: normalisation before each part, learned positions, GELU, a feed forward
 four times as wide.
 
-Not as there: the artifact's blocks come from BERT and normalise after each part, without a causal
-mask. FLOPs and sizes are the same."""
+Not as there: the artifact's blocks come from BERT, without a causal mask, which changes neither
+FLOPs nor sizes, and normalise after each part, as `Computing.normalizes_sums` says."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from shardopt.models.transformer import (
     feed_forward,
     feed_forward_weights,
     named_blocks,
-    norm,
     norm_weights,
+    residual,
     token_loss,
 )
 
@@ -50,5 +50,7 @@ def loss(params: Tree, batch: Batch, how: Computing = PLAIN) -> jax.Array:
 
 
 def _block(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
-    x = x + attention(norm(x, weights["norm1"]), weights["attention"], how)
-    return x + feed_forward(norm(x, weights["norm2"]), weights["feed_forward"], how)
+    attend = partial(attention, weights=weights["attention"], how=how)
+    feed = partial(feed_forward, weights=weights["feed_forward"], how=how)
+    x = residual(how, x, attend, weights["norm1"])
+    return residual(how, x, feed, weights["norm2"])

@@ -26,8 +26,8 @@ from shardopt.models.transformer import (
     feed_forward,
     feed_forward_weights,
     named_blocks,
-    norm,
     norm_weights,
+    residual,
     token_loss,
 )
 from shardopt.models.weights import matrix
@@ -61,11 +61,13 @@ def loss(params: Tree, batch: Batch, spec: MoeSpec, how: Computing = PLAIN) -> j
 
 
 def _block(x: jax.Array, weights: Tree, spec: MoeSpec, how: Computing) -> jax.Array:
-    x = x + attention(norm(x, weights["norm1"]), weights["attention"], how)
-    y = norm(x, weights["norm2"])
+    attend = partial(attention, weights=weights["attention"], how=how)
+    x = residual(how, x, attend, weights["norm1"])
     if "experts" in weights:
-        return x + mixture(y, weights["experts"], spec, how)
-    return x + feed_forward(y, weights["feed_forward"], how)
+        feed = partial(mixture, weights=weights["experts"], spec=spec, how=how)
+    else:
+        feed = partial(feed_forward, weights=weights["feed_forward"], how=how)
+    return residual(how, x, feed, weights["norm2"])
 
 
 def mixture(x: jax.Array, weights: Tree, spec: MoeSpec, how: Computing = PLAIN) -> jax.Array:

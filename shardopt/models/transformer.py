@@ -44,6 +44,15 @@ def norm(x: jax.Array, weights: Tree) -> jax.Array:
     return layer_norm(x, weights["gain"], weights["bias"])
 
 
+def residual(
+    how: Computing, x: jax.Array, part: Callable[[jax.Array], jax.Array], weights: Tree
+) -> jax.Array:
+    """`x` with what a part of a block makes of it."""
+    if how.normalizes_sums:
+        return norm(x + part(x), weights)
+    return x + part(norm(x, weights))
+
+
 def attention_weights(hidden: int, heads: int) -> Tree:
     """Heads are a dimension of their own, so that a split of heads is a split of a dimension."""
     size = hidden // heads
@@ -103,7 +112,8 @@ def feed_forward(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
 
 
 def embedding_weights(vocab: int, sequence: int, hidden: int, tied: bool = False) -> Tree:
-    """Tokens and positions, the last normalisation, and the product that makes logits."""
+    """Tokens and positions, the normalisation of what they sum up to or of the last block's result,
+    and the product that makes logits."""
     weights = {
         "tokens": Weight((vocab, hidden), 0.02),
         "positions": Weight((sequence, hidden), 0.02),
@@ -114,7 +124,8 @@ def embedding_weights(vocab: int, sequence: int, hidden: int, tied: bool = False
 
 
 def embed(weights: Tree, tokens: jax.Array, how: Computing) -> jax.Array:
-    return looked_up(weights["tokens"], tokens, how) + weights["positions"]
+    x = looked_up(weights["tokens"], tokens, how) + weights["positions"]
+    return norm(x, weights["norm"]) if how.normalizes_sums else x
 
 
 def looked_up(table: jax.Array, tokens: jax.Array, how: Computing) -> jax.Array:
@@ -128,7 +139,7 @@ def looked_up(table: jax.Array, tokens: jax.Array, how: Computing) -> jax.Array:
 def token_loss(x: jax.Array, weights: Tree, labels: jax.Array, how: Computing) -> jax.Array:
     """Mean cross entropy of the next token; the head is the embedding where it has no weight of its
     own."""
-    x = norm(x, weights["norm"])
+    x = x if how.normalizes_sums else norm(x, weights["norm"])
     if "head" in weights:
         logits = plain_product("bsh,hv->bsv", x, weights["head"])
     else:

@@ -142,6 +142,8 @@ def test_a_framework_ties_and_looks_up_by_products(gpt: Row) -> None:
     assert [getattr(case.spec, "tied", None) for case in (figure8, figure7)] == [True, False]
     for case in (figure8, figure7):
         assert case.how.looks_up_by_product and case.how.carries_copies and case.sums_together
+        assert case.how.normalizes_sums
+        assert case.layout.recomputation == RowRecomputation(within="whole")
 
 
 def test_a_framework_may_keep_a_part_before_it_keeps_nothing(gpt: Row) -> None:

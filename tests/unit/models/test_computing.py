@@ -19,6 +19,7 @@ from shardopt.models.build import build, bytecode
 from shardopt.models.computing import PLAIN, Computing, Recomputed
 from shardopt.models.specs import GptSpec
 from shardopt.models.train_step import first_state, make_step
+from shardopt.models.transformer import norm, residual
 from shardopt.models.weights import WideSummed, draw
 
 DECODERS = ("gpt-tiny", "llama-tiny", "moe-tiny")
@@ -55,6 +56,23 @@ def test_recomputation_changes_no_number(name: str, recomputed: Any) -> None:
 def test_how_a_library_computes_changes_no_number(name: str, how: Computing) -> None:
     for mine, theirs in zip(_gradients(name, how), _gradients(name, PLAIN), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny"])
+def test_sums_are_normalized_where_parts_end(name: str) -> None:
+    """By as many norms as weigh otherwise; blocks end with one, and the loss begins with none."""
+    how, plain = Computing(normalizes_sums=True), _gradients(name, PLAIN)
+    ours = _gradients(name, how)
+    assert [each.shape for each in ours] == [each.shape for each in plain]
+    assert abs(ours[0] - plain[0]) > 1e-4
+    again = _gradients(name, replace(how, recomputed="whole"))
+    for mine, theirs in zip(again, ours, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    x = jax.random.normal(jax.random.key(0), (2, 3, 8))
+    weights = {"gain": jnp.ones(8), "bias": jnp.zeros(8)}
+    sums = residual(how, x, lambda part: 3 * part, weights)
+    np.testing.assert_allclose(jnp.mean(sums**2, axis=-1), 1.0, rtol=1e-4)
+    np.testing.assert_allclose(sums, norm(4 * x, weights), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("float8", [False, True])

@@ -9,15 +9,17 @@ is one kernel: it reads %s once, keeps its rows on the chip, and writes only wha
 Softmax and normalisations are chains of this kind; an update of an optimizer writes its moments and
 the weights, and a step of a random generator all of its words.
 
-XLA fuses such chains into one kernel of several results, or into one that holds rows
-(xla/service/gpu/transforms/softmax_rewriter_triton.cc, multi_output_fusion.cc). What only
-operations of one kernel read is never written to memory. Kernels are told apart by the operation
-that ends them, as in `shardopt.solve.sharding.kernels.kernel_bytes`."""
+XLA fuses such chains into one kernel of several results (xla/service/gpu/transforms/
+multi_output_fusion.cc), or into one that holds rows (softmax_rewriter_triton.cc). The latter needs
+Triton, which refuses GPUs before Ampere: there a kernel ends with what reduces its rows, and %s
+above is read three times. What only operations of one kernel read is never written to memory.
+Kernels are told apart by the operation that ends them, as in
+`shardopt.solve.sharding.kernels.kernel_bytes`."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -42,7 +44,7 @@ def find_kernels(graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing) -> Fu
     have different shardings, the exchange between them is paid for by itself."""
     seen = graph.without_markers
     fusion = fuse(seen, cheap_to_clone, fusing)
-    kernel = merged_kernels(seen, fusion) if fusing.merged else fusion.kernel
+    kernel = merged_kernels(seen, fusion, fusing.rows) if fusing.merged else fusion.kernel
     fusion = _joined(seen, fusion, kernel) if kernel else fusion
     return fusion if seen is graph else _with_markers(graph, fusion)
 
@@ -83,13 +85,13 @@ def _joined(graph: OpGraph, fusion: Fusion, kernel: tuple[int, ...]) -> Fusion:
     )
 
 
-def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
+def merged_kernels(graph: OpGraph, fusion: Fusion, rows: bool = True) -> tuple[int, ...]:
     """For each operation the number of the kernel that it would end, equal for those of one kernel.
 
     A kernel takes in one that reads its results if both go over as many elements, in one fragment
     and as often, and if all else that the reader reads was there before the first of them began:
-    then no kernel waits for itself. None reaches over a barrier. Kernels of attention stay as they
-    are."""
+    then no kernel waits for itself. None reaches over a barrier, nor, without `rows`, from what
+    reduces rows to what reads the result. Kernels of attention stay as they are."""
     producers = graph.producers()
     reads: list[set[int]] = [set() for _ in graph.ops]
     for tensor, readers in enumerate(fusion.readers):
@@ -108,6 +110,7 @@ def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
         if not size or index in of_attention:
             continue
         makers = defaultdict(set)
+        ended = set() if rows else _reducing(graph, producers, reads[index], number)
         for tensor in reads[index]:
             maker = producers[tensor]
             if (
@@ -116,6 +119,7 @@ def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
                 and tensor not in graph.fenced
                 and _elements(graph, graph.ops[maker]) == size
                 and _runs_like(graph.ops[maker], op)
+                and number[maker] not in ended
             ):
                 makers[number[maker]].add(tensor)
         # All of them if that works, else the first one that fits alone.
@@ -127,6 +131,14 @@ def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
                     number[member] = index
                 break
     return tuple(number)
+
+
+def _reducing(
+    graph: OpGraph, producers: Sequence[int], tensors: Iterable[int], number: Sequence[int]
+) -> set[int]:
+    """Of the kernels that make tensors, those that reduce something to them."""
+    makers = (producers[tensor] for tensor in tensors)
+    return {number[op] for op in makers if op >= 0 and graph.ops[op].name == "reduce"}
 
 
 def _union(kernels: list[_Kernel], made_at: Sequence[int]) -> _Kernel | None:

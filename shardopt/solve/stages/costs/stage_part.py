@@ -94,6 +94,7 @@ class StagePart:
         )
         kernels = (
             *("merged kernels",) * self.fusing.merged,
+            *("no rows",) * (self.fusing.merged and not self.fusing.rows),
             *("fused attention",) * self.fusing.attention,
             *("hosts",) * self.fusing.for_hosts,
         )

@@ -75,6 +75,17 @@ def test_a_softmax_reads_and_writes_once() -> None:
     assert reads > 1 and writes > 1
 
 
+def test_without_rows_a_kernel_ends_with_what_reduces_them() -> None:
+    """The maximum reads the scores; the exponential does, writes itself, and makes the sum on its
+    way; the quotient reads the exponential: as XLA compiles it where there is no Triton."""
+    fusing = Fusing(merged=True, rows=False)
+    assert touched(softmax(), fusing) == (3, 2)
+    maximum, exponential, total, quotient = (
+        find_kernels(softmax(), frozenset(), fusing).kernel[op] for op in (0, 3, 4, 6)
+    )
+    assert exponential == total and len({maximum, exponential, quotient}) == 3
+
+
 def test_columns_are_not_held_on_the_chip() -> None:
     """A reduction over the outer dimension has seen nothing to the end before it has seen
     everything."""
