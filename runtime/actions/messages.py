@@ -7,16 +7,18 @@ is kept as one host array for each shard; devices take it over once it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from shardopt.runtime.actions.context import Action, Context
-from shardopt.runtime.devices.exchanges import Exchanges
+from shardopt.runtime.devices.exchanges import Exchanges, Streamed
 from shardopt.runtime.devices.tiles import RouteSource, RouteTarget, landing_of
 from shardopt.runtime.devices.xla import DeviceArray
+from shardopt.runtime.program.host_routes import RouteParts
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.instructions import Allgather, Broadcast, Recv, Reshard, Route, Send
 from shardopt.runtime.transports.landing import Landing
@@ -37,8 +39,13 @@ class _Outgoing:
         # What a later RUN writes over may not be held on to: XLA would copy it there, for fear of
         # who is looking.
         self._keep = not context.copy_pieces and context.overwritten.isdisjoint(buffers)
+        hosts = context.hosts[targets[0].mesh] if targets else ()
+        parts = [RouteParts(route, hosts) for route in routes]
         by_target = {
-            target.name: [RouteSource(route, context.host, target) for route in routes]
+            target.name: [
+                RouteSource(route, context.host, target, of_route)
+                for route, of_route in zip(routes, parts, strict=True)
+            ]
             for target in targets
         }
         self._sources = {
@@ -86,24 +93,49 @@ class _Incoming:
         self, context: Context, routes: Sequence[Route], sources: Sequence[Host], tag: int
     ) -> None:
         self._context, self._tag = context, tag
-        self.targets = [RouteTarget(route, context.program.mesh, context.host) for route in routes]
+        hosts = context.hosts[context.host.mesh]
+        self.targets = [
+            RouteTarget(route, context.program.mesh, context.host, RouteParts(route, hosts))
+            for route in routes
+        ]
         self.landing: Landing = landing_of(self.targets, sources)
+        self._regions = {
+            source.name: [each for (each,) in self.targets[0].regions(source)]
+            for source in sources
+            if self.landing.streams and source.name in self.landing.pieces
+        }
         if self.landing.pieces:
             context.transport.mailbox.expect(tag, self.landing)
 
     def take(self) -> Payload:
         if not self.landing.pieces:  # all comes by exchange
             return [None] * len(self.landing.shards)
+        context, mailbox = self._context, self._context.transport.mailbox
+        with self._awaiting():
+            return mailbox.take(context.step, self._tag)
+
+    def begin(self) -> Streamed:
+        """Wait for the first part of all that streams."""
+        mailbox, step = self._context.transport.mailbox, self._context.step
+        arrival = mailbox.stream(step, self._tag)
+        with self._awaiting():
+            mailbox.until(lambda: all(arrival.landed.values()))
+        return Streamed(arrival, self._regions, partial(mailbox.end, step, self._tag))
+
+    @contextmanager
+    def _awaiting(self) -> Iterator[None]:
         context = self._context
         context.awaits = self._tag
-        payload = context.transport.mailbox.take(context.step, self._tag)
+        yield
         context.awaits = None
         if context.recorder is not None:
             context.recorder.waited()
-        return payload
 
     def keep(self, buffers: Sequence[int]) -> None:
         """Wait, and put what needs no completion on the devices at once."""
+        if self.landing.streams:
+            self._context.buffers[buffers[0]] = self.begin()
+            return
         landed, context, size = self.take(), self._context, len(self._context.host.shards)
         for number, (buffer, target) in enumerate(zip(buffers, self.targets, strict=True)):
             shards = landed[number * size : (number + 1) * size]
@@ -135,7 +167,8 @@ def reshard_action(context: Context, position: int, reshard: Reshard) -> Action:
     here = context.host
     hosts = context.hosts[context.host.mesh]
     others = _Outgoing(context, (reshard.input,), [route], [host for host in hosts if host != here])
-    staying, keep = RouteSource(route, here, here), reshard.input not in context.overwritten
+    staying = RouteSource(route, here, here, RouteParts(route, hosts))
+    keep = reshard.input not in context.overwritten
     incoming, mailbox = _Incoming(context, [route], hosts, reshard.tag), context.transport.mailbox
 
     def action() -> None:
@@ -165,6 +198,8 @@ def complete_action(context: Context, position: int, completion: Allgather | Bro
     def action() -> None:
         landed: Any = context.buffers[completion.buffer]
         shards = exchanges.complete(context.step, landed, give)
+        if context.recorder is not None:
+            context.recorder.waited()
         context.buffers[completion.buffer] = context.devices.put(spec, shards)
 
     return action

@@ -12,7 +12,7 @@ from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.forms.exported_program import Slice, TensorSpec
 from shardopt.forms.reshard_steps import tiles_by_device
 from shardopt.mesh.mesh import Mesh
-from shardopt.runtime.program.host_routes import pieces_between
+from shardopt.runtime.program.host_routes import RouteParts, passed_on
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.instructions import Route
 from shardopt.runtime.transports.buffers import BufferPool
@@ -95,49 +95,59 @@ class Tiling:
 class RouteSource:
     """Cuts the pieces that one host has for another out of its shards."""
 
-    def __init__(self, route: Route, host: Host, target: Host) -> None:
-        pieces = [route.pieces[number] for number in pieces_between(route, host, target)]
+    def __init__(self, route: Route, host: Host, target: Host, parts: RouteParts) -> None:
         # The ellipsis keeps a scalar's piece an array.
-        self._cuts: list[tuple[int, Any]] = [
-            (host.shards.index(piece.shard), (..., *python_slices(piece.slice))) for piece in pieces
-        ]
+        self._cuts: list[tuple[int, Any]] = []
+        for part in parts.between(host, target):
+            piece = route.pieces[part.piece]
+            slice_ = _within(piece.slice, part.slice)
+            self._cuts.append((host.shards.index(piece.shard), (..., *python_slices(slice_))))
 
     @property
     def size(self) -> int:
-        """How many pieces there are."""
+        """How many parts of pieces there are."""
         return len(self._cuts)
 
     def cut(self, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Views, in the order of the route's pieces."""
+        """Views, in the order of the message."""
         return [shards[shard][slices] for shard, slices in self._cuts]
 
 
 class RouteTarget:
     """Where the pieces of a route land in the shards of one host of the receiver."""
 
-    def __init__(self, route: Route, mesh: Mesh, host: Host) -> None:
+    def __init__(self, route: Route, mesh: Mesh, host: Host, parts: RouteParts) -> None:
         tiling = Tiling(mesh, route.target)
         local = {shard: place for place, shard in enumerate(host.shards)}
         self.shards = ((tiling.local_shape, tiling.dtype),) * len(local)
         self.is_complete = not route.exchanges  # whether the pieces alone fill the shards
-        self._route, self._host = route, host
-        self._places: list[list[ShardSlice]] = [[] for _ in route.pieces]
+        self._host, self._parts = host, parts
+        self._places: list[list[tuple[int, Slice]]] = [[] for _ in route.pieces]
         for place in route.placements:
             if place.shard in local:
-                self._places[place.piece].append(
-                    ShardSlice(local[place.shard], python_slices(place.slice))
-                )
-        landed = {place.shard for places in self._places for place in places}
+                self._places[place.piece].append((local[place.shard], place.slice))
+        landed = {shard for places in self._places for shard, _ in places}
         self._lands_everywhere = len(landed) == len(local)
+        # What is passed on to other hosts can go there as it comes in; a piece for several shards
+        # is copied to the others once all of it is there.
+        self.streams = bool(passed_on(route, parts.targets, host)) and all(
+            len(places) <= 1 for places in self._places
+        )
 
-    def places(self, source: Host, first_shard: int) -> list[tuple[ShardSlice, ...]]:
-        """Those of each piece in the message of one host, where the shards are numbered from
-        `first_shard`."""
+    def regions(self, source: Host) -> list[tuple[tuple[int, Slice], ...]]:
+        """Those of each part in the message of one host: shards, and slices of them."""
         return [
             tuple(
-                ShardSlice(first_shard + each.shard, each.slices) for each in self._places[number]
+                (shard, _within(slice_, part.slice)) for shard, slice_ in self._places[part.piece]
             )
-            for number in pieces_between(self._route, source, self._host)
+            for part in self._parts.between(source, self._host)
+        ]
+
+    def places(self, source: Host, first_shard: int) -> list[tuple[ShardSlice, ...]]:
+        """The same as memory, where the shards are numbered from `first_shard`."""
+        return [
+            tuple(ShardSlice(first_shard + shard, python_slices(slice_)) for shard, slice_ in each)
+            for each in self.regions(source)
         ]
 
     def all(self, landed: Sequence[np.ndarray | None], pool: BufferPool) -> Sequence[np.ndarray]:
@@ -146,6 +156,14 @@ class RouteTarget:
         if self._lands_everywhere:
             return cast(Sequence[np.ndarray], landed)
         return Shards(self.shards, pool, landed).all()
+
+
+def _within(outer: Slice, inner: Slice) -> Slice:
+    """A slice that is relative to the start of another, in the coordinates of that."""
+    return tuple(
+        (origin + start, origin + limit)
+        for (origin, _), (start, limit) in zip(outer, inner, strict=True)
+    )
 
 
 def landing_of(targets: Sequence[RouteTarget], sources: Sequence[Host]) -> Landing:
@@ -159,4 +177,5 @@ def landing_of(targets: Sequence[RouteTarget], sources: Sequence[Host]) -> Landi
         ]
         if any(places_by_input):
             pieces[source.name] = [places for each in places_by_input for places in each]
-    return Landing(tuple(shard for target in targets for shard in target.shards), pieces)
+    shards = tuple(shard for target in targets for shard in target.shards)
+    return Landing(shards, pieces, streams=len(targets) == 1 and targets[0].streams)

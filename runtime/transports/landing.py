@@ -39,10 +39,12 @@ def fills(place: ShardSlice, shape: tuple[int, ...]) -> bool:
 @dataclass(frozen=True)
 class Landing:
     """`shards` are shapes and element types; `pieces[source]` are the places of each piece of that
-    worker's message, in its order; every piece has one at least."""
+    worker's message, in its order; every piece has one at least. A message that `streams` is looked
+    at while it comes in, piece by piece; its pieces have one place each."""
 
     shards: tuple[ShardType, ...]
     pieces: Mapping[str, Sequence[tuple[ShardSlice, ...]]]
+    streams: bool = False
 
     @cached_property
     def whole(self) -> dict[str, list[bool]]:
@@ -126,7 +128,9 @@ class Arrival:
 
     def __init__(self, landing: Landing, pool: BufferPool) -> None:
         self.landing = landing
-        self._shards = Shards(landing.shards, pool)
+        self.shards = Shards(landing.shards, pool)
+        # By source, the pieces that are there; only the thread of the source writes its own.
+        self.landed = dict.fromkeys(landing.pieces, 0)
         self._missing = set(landing.pieces)
         self._lock = threading.Lock()
 
@@ -138,7 +142,7 @@ class Arrival:
 
     def windows(self, source: str) -> list[np.ndarray]:
         """Writable views for the pieces of one source, in the order of its message."""
-        return [self._shards.view(places[0]) for places in self.landing.pieces[source]]
+        return [self.shards.view(places[0]) for places in self.landing.pieces[source]]
 
     def adopt(self, source: str, pieces: Sequence[np.ndarray], *, keep: bool) -> None:
         """Copy the pieces in. With `keep`, nobody will ever write to them, and they may become
@@ -148,9 +152,9 @@ class Arrival:
             pieces, landing.pieces[source], landing.whole[source], strict=True
         ):
             if keep and whole and is_aligned(piece):
-                self._shards.share(places[0], piece)
+                self.shards.share(places[0], piece)
             else:
-                self._shards.view(places[0])[...] = piece
+                self.shards.view(places[0])[...] = piece
 
     def finish(self, source: str) -> list[np.ndarray | None] | None:
         """The part of one source is complete. When that was the last one: all shards, None for
@@ -158,7 +162,8 @@ class Arrival:
         # Copied before the part counts as there, on the thread of its source and without the lock.
         for places in self.landing.pieces[source]:
             for place in places[1:]:
-                self._shards.copy(places[0], place)
+                self.shards.copy(places[0], place)
+        self.landed[source] = len(self.landing.pieces[source])
         with self._lock:
             self._missing.discard(source)
-            return None if self._missing else self._shards.memory
+            return None if self._missing else self.shards.memory

@@ -63,6 +63,7 @@ class Mailbox:
         self._failure: BaseException | None = None
         self._on_cancel: list[Callable[[], None]] = []
         self._changed = threading.Condition()
+        self._changes = 0  # goes up with everything that comes
 
     def expect(self, tag: int, landing: Landing) -> None:
         """In every step, a message of this tag lands like this."""
@@ -87,10 +88,18 @@ class Mailbox:
     def close(self, source: str, step: int, tag: int) -> None:
         """The part of `source` is all there; the message can be taken when those of all others
         are."""
-        shards = self._arrivals[step, tag].finish(source)
-        if shards is not None:
+        arrival = self._arrivals[step, tag]
+        shards = arrival.finish(source)
+        if arrival.landing.streams:
+            self._tell()
+        elif shards is not None:
             del self._arrivals[step, tag]
             self.put(step, tag, shards)
+
+    def landed(self, source: str, step: int, tag: int) -> None:
+        """One more piece of a message that streams is there."""
+        self._arrivals[step, tag].landed[source] += 1
+        self._tell()
 
     def deliver(
         self, source: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False
@@ -102,6 +111,7 @@ class Mailbox:
     def put(self, step: int, tag: int, payload: Payload) -> None:
         with self._changed:
             self._messages[step, tag] = payload
+            self._changes += 1
             self._changed.notify_all()
 
     def take(self, step: int, tag: int) -> Payload:
@@ -112,6 +122,47 @@ class Mailbox:
                     raise self._failure
                 self._changed.wait()
             return self._messages.pop((step, tag))
+
+    def stream(self, step: int, tag: int) -> Arrival:
+        """A message that streams, which may not have begun to come; `end` when it is through."""
+        with self._changed:
+            arrival = self._arrivals.get((step, tag))
+            if arrival is None:
+                arrival = self._arrivals[step, tag] = Arrival(self._landings[tag], self.pool)
+            return arrival
+
+    def end(self, step: int, tag: int) -> None:
+        with self._changed:
+            del self._arrivals[step, tag]
+
+    def has(self, step: int, tag: int) -> bool:
+        """Whether `take` would not wait. Raises what `cancel` was given if it would."""
+        with self._changed:
+            there = (step, tag) in self._messages
+        if not there:
+            self.check()
+        return there
+
+    def until(
+        self, ready: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait for something that comes; `meanwhile` is done first, and whenever anything has come.
+        Raises what `cancel` was given."""
+        while True:
+            # Before it is looked at: what comes while it is wakes the wait below.
+            seen = self._changes
+            meanwhile()
+            if ready():
+                return
+            with self._changed:
+                while self._changes == seen:
+                    self.check()
+                    self._changed.wait()
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changes += 1
+            self._changed.notify_all()
 
     def missing(self, step: int, tag: int) -> tuple[str, ...]:
         """Workers whose part of a message is not there."""

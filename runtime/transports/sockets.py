@@ -224,7 +224,12 @@ class SocketTransport:
             raise ValueError(
                 f"message {tag} of worker '{source}': expected {size_expected} bytes, found {size}"
             )
-        receive_arrays(incoming.socket, windows, incoming.count)
+        if arrival.landing.streams:
+            for window in windows:
+                receive_arrays(incoming.socket, [window], incoming.count)
+                self.mailbox.landed(source, step, tag)
+        else:
+            receive_arrays(incoming.socket, windows, incoming.count)
         self.mailbox.close(source, step, tag)
 
     def _admit(self, connection: socket.socket) -> str | None:

@@ -3,9 +3,12 @@ by byte."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise, product
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from shardopt.forms.exported_program import ReshardStep, Slice, TensorSpec
 from shardopt.forms.reshard_steps import default_steps, find_plan_fault, tiles_by_device
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.runtime.devices.exchanges import Exchanges
+from shardopt.runtime.devices.exchanges import Exchanges, Streamed
 from shardopt.runtime.devices.tiles import (
     RouteSource,
     RouteTarget,
@@ -24,9 +27,11 @@ from shardopt.runtime.devices.tiles import (
     landing_of,
     python_slices,
 )
+from shardopt.runtime.program.host_routes import RouteParts
 from shardopt.runtime.program.hosts import Host, hosts_of, hosts_of_mesh
 from shardopt.runtime.program.instructions import MeshProgram, Program, Route
 from shardopt.runtime.program.routes import make_route
+from shardopt.runtime.transports.landing import Landing
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.solve.resharding.transfers import plan_resharding
 from shardopt.support.errors import UserError
@@ -128,17 +133,19 @@ def travel(
     other."""
     givers, takers = hosts_of_mesh(source, groups), hosts_of_mesh(target, groups)
     mailboxes = {taker.name: Mailbox() for taker in takers}
-    into = {taker.name: RouteTarget(route, target, taker) for taker in takers}
+    parts = RouteParts(route, takers)
+    into = {taker.name: RouteTarget(route, target, taker, parts) for taker in takers}
     landings = {name: landing_of([each], givers) for name, each in into.items()}
     for name, landing in landings.items():
         mailboxes[name].expect(0, landing)
+    sending: list[Callable[[], None]] = []
     for giver, taker in product(givers, takers):
-        cut = RouteSource(route, giver, taker)
+        cut = RouteSource(route, giver, taker, parts)
         assert bool(cut.size) == (giver.name in landings[taker.name].pieces)
         if cut.size:
-            mailboxes[taker.name].deliver(
-                giver.name, 0, 0, cut.cut([shards[k] for k in giver.shards]), keep=keep
-            )
+            pieces = cut.cut([shards[k] for k in giver.shards])
+            send = trickle if landings[taker.name].streams else deliver
+            sending.append(partial(send, mailboxes[taker.name], giver.name, pieces, keep))
     completions = {
         taker.name: Exchanges(route, target, takers, taker, 1, mailboxes[taker.name])
         for taker in takers
@@ -148,14 +155,20 @@ def travel(
         def give(worker: str, tag: int, pieces: list[np.ndarray]) -> None:
             mailboxes[worker].deliver(taker.name, 0, tag, pieces)
 
-        name = taker.name
-        landed = mailboxes[name].take(0, 0) if landings[name].pieces else [None] * len(taker.shards)
+        name, landing = taker.name, landings[taker.name]
+        if landing.streams:
+            streamed = streamed_by(mailboxes[name], into[name], givers, landing)
+            return completions[name].complete(0, streamed, give)
+        landed = mailboxes[name].take(0, 0) if landing.pieces else [None] * len(taker.shards)
         if into[name].is_complete:
             return into[name].all(landed, mailboxes[name].pool)
         return completions[name].complete(0, landed, give)
 
-    with ThreadPoolExecutor(len(takers)) as threads:
-        finished = list(threads.map(finish, takers))
+    with ThreadPoolExecutor(len(takers) + len(sending)) as threads, ending(mailboxes.values()):
+        results = [threads.submit(finish, taker) for taker in takers]
+        for sent in [threads.submit(send) for send in sending]:
+            sent.result()
+        finished = [result.result() for result in results]
     assert not any(mailbox._messages or mailbox._arrivals for mailbox in mailboxes.values()), (
         "something was sent and not received"
     )
@@ -165,6 +178,104 @@ def travel(
         for place, k in enumerate(host.shards)
     }
     return [places[shard] for shard in range(target.size)]
+
+
+@contextmanager
+def ending(mailboxes: Iterable[Mailbox]) -> Iterator[None]:
+    """Nobody waits any more at the end, whatever has happened."""
+    try:
+        yield
+    finally:
+        for mailbox in mailboxes:
+            mailbox.cancel(RuntimeError("the test is over"))
+
+
+def deliver(mailbox: Mailbox, source: str, pieces: list[np.ndarray], keep: bool) -> None:
+    mailbox.deliver(source, 0, 0, pieces, keep=keep)
+
+
+def trickle(mailbox: Mailbox, source: str, pieces: list[np.ndarray], keep: bool) -> None:
+    """As a socket does, one after the other."""
+    windows = mailbox.open(source, 0, 0).windows(source)
+    for window, piece in zip(windows, pieces, strict=True):
+        window[...] = piece
+        mailbox.landed(source, 0, 0)
+    mailbox.close(source, 0, 0)
+
+
+def streamed_by(
+    mailbox: Mailbox, into: RouteTarget, givers: Sequence[Host], landing: Landing
+) -> Streamed:
+    regions = {
+        giver.name: [region for (region,) in into.regions(giver)]
+        for giver in givers
+        if giver.name in landing.pieces
+    }
+    return Streamed(mailbox.stream(0, 0), regions, partial(mailbox.end, 0, 0))
+
+
+def test_parts_are_passed_on_while_others_come_in() -> None:
+    """Rows of one host become replicas on two: each gets half of the rows in eight parts, and gives
+    each part to the other as soon as it is there, whatever becomes of the copies on its devices."""
+    source = Mesh("a", (("x", 2),), (0, 1)), Sharding((("x",), ()))
+    target = Mesh("b", (("y", 4),), (4, 5, 8, 9)), Sharding(((), ()))
+    specs = [TensorSpec((32, 3), "int32", end[1]) for end in (source, target)]
+    chains = ((0, (4, 5, 8, 9)), (1, (8, 9, 4, 5)))
+    steps = []
+    for device, chain in chains:
+        first = 16 * device
+        steps.append(ReshardStep(0, device, chain[0], ((first, first + 16), (0, 3))))
+        for hop, (giver, taker) in enumerate(pairwise(chain)):
+            steps += [
+                ReshardStep(1 + hop + k, giver, taker, ((row, row + 2), (0, 3)))
+                for k, row in enumerate(range(first, first + 16, 2))
+            ]
+    route = make_route((source[0], specs[0]), (target[0], specs[1]), tuple(steps))
+    (giver,), takers = hosts_of_mesh(source[0], ()), hosts_of_mesh(target[0], ((4, 5), (8, 9)))
+    parts = RouteParts(route, takers)
+    here, there = takers
+    assert [part.slice[0] for part in parts.between(giver, here)] == [
+        (row, row + 2) for row in range(0, 16, 2)
+    ]
+    whole = np.arange(96, dtype=np.int32).reshape(32, 3)
+    shards = Tiling(source[0], specs[0]).split(whole)
+    mailbox, into = Mailbox(), RouteTarget(route, target[0], here, parts)
+    landing = landing_of([into], [giver])
+    assert landing.streams
+    mailbox.expect(0, landing)
+    given: list[int] = []
+
+    def give(worker: str, tag: int, pieces: list[np.ndarray]) -> None:
+        assert worker == there.name
+        given.extend(value for piece in pieces for value in piece.reshape(-1).tolist())
+
+    exchanges = Exchanges(route, target[0], takers, here, 1, mailbox)
+    streamed = streamed_by(mailbox, into, [giver], landing)
+    with ThreadPoolExecutor(1) as thread, ending([mailbox]):
+        result = thread.submit(exchanges.complete, 0, streamed, give)
+        windows = mailbox.open("a", 0, 0).windows("a")
+        pieces = RouteSource(route, giver, here, parts).cut(shards)
+        for number, (window, piece) in enumerate(zip(windows, pieces, strict=True), 1):
+            window[...] = piece
+            mailbox.landed("a", 0, 0)
+            # A round has up to two parts.
+            least, deadline = 6 * (number - 1 if number < 8 else 8), monotonic() + 10
+            while len(given) < least and not result.done() and monotonic() < deadline:
+                sleep(0.001)
+            assert least <= len(given) <= 6 * number
+            assert given == list(range(len(given)))
+        mailbox.close("a", 0, 0)
+        assert not result.done()  # it waits for the other half
+        first = 16
+        for step in exchanges._steps:
+            arriving = []
+            for _ in step.landing.pieces.get(there.name, ()):
+                arriving.append(whole[first : first + 2])
+                first += 2
+            if arriving:
+                mailbox.deliver(there.name, 0, step.tag, arriving)
+        for shard in result.result(10):
+            np.testing.assert_array_equal(shard, whole)
 
 
 def test_shards_of_uneven_tiles_are_padded() -> None:
