@@ -1,5 +1,5 @@
-"""Two hosts on one machine: network namespaces, joined by a link of limited rate, with a node of
-Ray in each.
+"""Hosts on one machine: network namespaces, joined by a switch with links of limited rate in both
+directions, with a node of Ray in each.
 
 Needs root, `ip` and `tc` of iproute2, and a kernel that lets both work; `why_not` says what is
 missing."""
@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from types import TracebackType
 
 BYTES_PER_SECOND = 125e6  # 1 Gbit/s
-_ADDRESSES = ("10.77.0.1", "10.77.0.2")
+_NETWORK = "10.77.0"
 _PORT = 6388
 _SHAPE = ("root", "tbf", "rate", "1gbit", "burst", "256kb", "latency", "50ms")
 _START_SECONDS = 120
@@ -42,19 +42,21 @@ def why_not() -> str | None:
     return None
 
 
-class TwoHosts:
+class LinkedHosts:
     """A context manager. `address` is that of the Ray cluster; `run` runs a command on the first
     host."""
 
-    def __init__(self) -> None:
-        self.names = tuple(f"shardopt-{os.getpid()}-{number}" for number in range(2))
-        self.address = f"{_ADDRESSES[0]}:{_PORT}"
+    def __init__(self, count: int = 2) -> None:
+        self.names = tuple(f"shardopt-{os.getpid()}-{number}" for number in range(count))
+        self._switch = f"shardopt-{os.getpid()}-switch"
+        self._addresses = tuple(f"{_NETWORK}.{number + 1}" for number in range(count))
+        self.address = f"{self._addresses[0]}:{_PORT}"
         # Ray has Unix sockets in it, whose paths must be short.
         self._folder = tempfile.mkdtemp(prefix="so-")
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
         self.environment: Mapping[str, str] = {**os.environ, **token, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
-    def __enter__(self) -> TwoHosts:
+    def __enter__(self) -> LinkedHosts:
         try:
             self._connect()
             common = ("--num-cpus=2", "--disable-usage-stats")
@@ -64,8 +66,9 @@ class TwoHosts:
                 "--include-dashboard=false",
                 f"--temp-dir={self._folder}",
             )
-            for number, role in enumerate((head, (f"--address={self.address}",))):
-                where = f"--node-ip-address={_ADDRESSES[number]}"
+            for number, address in enumerate(self._addresses):
+                role = (f"--address={self.address}",) if number else head
+                where = f"--node-ip-address={address}"
                 self._ray(number, ("start", *role, where, *common))
         except BaseException:
             self.close()
@@ -89,7 +92,7 @@ class TwoHosts:
 
     def close(self) -> None:
         """End all that runs in the namespaces, which is what was started there and nothing else."""
-        for name in self.names:
+        for name in (*self.names, self._switch):
             listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
             for process in listed.stdout.split():
                 with contextlib.suppress(ProcessLookupError):
@@ -98,29 +101,21 @@ class TwoHosts:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _connect(self) -> None:
-        for name in self.names:
+        for name in (self._switch, *self.names):
             _ip("netns", "add", name)
-        first, second = self.names
-        _ip(
-            "link",
-            "add",
-            "so0",
-            "netns",
-            first,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "so1",
-            "netns",
-            second,
-        )
+        _ip("-n", self._switch, "link", "add", "switch", "type", "bridge")
+        _ip("-n", self._switch, "link", "set", "switch", "up")
         for number, name in enumerate(self.names):
-            device = f"so{number}"
-            _ip("-n", name, "addr", "add", f"{_ADDRESSES[number]}/24", "dev", device)
-            for each in ("lo", device):
-                _ip("-n", name, "link", "set", each, "up")
-            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", device, *_SHAPE], check=True)
+            port, peer = f"so{number}", ("peer", "name", "so", "netns", name)
+            _ip("link", "add", port, "netns", self._switch, "type", "veth", *peer)
+            _ip("-n", self._switch, "link", "set", port, "master", "switch")
+            _ip("-n", name, "addr", "add", f"{self._addresses[number]}/24", "dev", "so")
+            for namespace, device in ((self._switch, port), (name, "lo"), (name, "so")):
+                _ip("-n", namespace, "link", "set", device, "up")
+            # What the host sends is held back at its end, what it receives at the switch's.
+            for namespace, device in ((name, "so"), (self._switch, port)):
+                command = ("tc", "-n", namespace, "qdisc", "add", "dev", device, *_SHAPE)
+                subprocess.run(command, check=True)
 
     def _ray(self, host: int, arguments: Sequence[str]) -> None:
         command = (

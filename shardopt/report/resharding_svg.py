@@ -3,7 +3,8 @@
 One row per device, hosts apart. The upper half of a row shows what the device sends, the lower half
 what it receives, in the colour of the sender and with the number of the other end. Dashed lines
 part the phases; the first crosses meshes. Times are those of the plan's costs
-(`shardopt.cost.transfers`). Sizes are in pixels."""
+(`shardopt.cost.transfers`), phase after phase, also where hosts would pass slices on while others
+are still coming in. Sizes are in pixels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Two hosts with a link of 1 Gbit/s between them, made of network namespaces: a run over Ray, a
 mesh on both of them.
 
-What transfers between them take is measured by `benchmarks/runtime/two_hosts.py`.
+What transfers between them take is measured by `benchmarks/runtime/between_hosts.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import wide_model
 from exported_model import load
 
-from benchmarks.runtime.namespaces import TwoHosts, why_not
+from benchmarks.runtime.namespaces import LinkedHosts, why_not
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.reference import compare
 
@@ -29,7 +29,7 @@ def test_a_mesh_on_both_hosts() -> None:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    with TwoHosts() as hosts:
+    with LinkedHosts() as hosts:
         done = hosts.run((sys.executable, "-c", INSIDE, hosts.address), timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "ran on 10.77.0.1 10.77.0.2"

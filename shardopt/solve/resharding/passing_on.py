@@ -1,7 +1,8 @@
 """How devices of the destination fill each other's tiles: all-gathers in rings, and chains.
 
 A round is a phase of the plan; rounds are counted from 1, for 0 is what crosses meshes. In a round
-each device sends to one other at most and receives from one other at most."""
+each device sends to one other of its host at most, and to one of another host, and receives from
+one other at most."""
 
 from __future__ import annotations
 
@@ -36,12 +37,16 @@ def all_gather(
         yield from _ring(host, arrived, len(hosts))
 
 
-def chain(devices: Sequence[int], chunks: Sequence[Slice]) -> Iterator[Round]:
-    """The first device has all chunks and the last gets them through all between; a device passes
-    on one chunk while it receives the next."""
-    for hop, (giver, taker) in enumerate(pairwise(devices)):
-        for number, chunk in enumerate(chunks):
-            yield 1 + hop + number, TileSend.of(giver, taker, chunk)
+def chain(hosts: Sequence[Sequence[int]], chunks: Sequence[Slice]) -> Iterator[Round]:
+    """The very first device has all chunks. The first devices of the hosts pass them on from host
+    to host, and along the devices of their own, on other links, at the same time; all pass on one
+    chunk while they receive the next."""
+    leaders = [devices[0] for devices in hosts]
+    lines = [(0, leaders), *enumerate(hosts)]
+    for first, devices in lines:
+        for hop, (giver, taker) in enumerate(pairwise(devices), first):
+            for number, chunk in enumerate(chunks):
+                yield 1 + hop + number, TileSend.of(giver, taker, chunk)
 
 
 def _ring(devices: Sequence[int], bundles: Bundles, first: int) -> Iterator[Round]:

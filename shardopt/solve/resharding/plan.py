@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from shardopt.cost.transfers import Message, phases_seconds
+from shardopt.cost.transfers import Message, phases_seconds, streamed_seconds
 from shardopt.hardware.cluster import Cluster
 
 _HEADER_COLUMNS = 3  # phase, source device, destination device
@@ -134,11 +134,49 @@ def merged(sends: Iterable[TileSend], itemsize: int) -> list[Message]:
 
 def plans_seconds(cluster: Cluster, plans: Iterable[ReshardingPlan]) -> float:
     """Seconds until plans that start together are through, phase by phase: what they send on one
-    route in one phase is one message."""
+    route in one phase is one message. A single plan whose hosts pass slices on to each other does
+    so while others are still coming in."""
     plans = tuple(plans)
+    if len(plans) == 1 and (turn := _last_begun(cluster, plans[0])) > 1:
+        (plan,) = plans
+        messages_of = [plan.messages(phase) for phase in range(len(plan.phases))]
+        return streamed_seconds(cluster, messages_of, turn)
     count = max((len(plan.phases) for plan in plans), default=0)
     phases = (_joined([plan.messages(phase) for plan in plans]) for phase in range(count))
     return phases_seconds(cluster, phases)
+
+
+def _last_begun(cluster: Cluster, plan: ReshardingPlan) -> int:
+    """The first phase at which all that came from the source has begun to be passed on: in those
+    before, the rest of it may still be coming in. 1 where nothing is gained: no slice leaves a
+    host, all leave at once, or one is for several devices of a host and waits to be copied."""
+    hosts = cluster.hosts_of_devices
+    if not any(hosts[send.src_device] != hosts[send.dst_device] for send in plan.passed_on):
+        return 1
+    fetched: dict[int, list[TileSend]] = {}
+    places: set[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = set()
+    for send in plan.sends:
+        fetched.setdefault(send.dst_device, []).append(send)
+        places.add((send.src_device, int(hosts[send.dst_device]), send.start, send.limit))
+    if len(places) < len(plan.sends):
+        return 1
+    begun: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
+    for phase, sends in enumerate(plan.phases[1:], 1):
+        for send in sends:
+            if any(_meet(send, other) for other in fetched.get(send.src_device, ())):
+                begun.setdefault((send.src_device, send.start, send.limit), phase)
+    return max(begun.values(), default=1)
+
+
+def _meet(one: TileSend, other: TileSend) -> bool:
+    return all(
+        max(starts) < min(limits)
+        for starts, limits in zip(
+            zip(one.start, other.start, strict=True),
+            zip(one.limit, other.limit, strict=True),
+            strict=True,
+        )
+    )
 
 
 def _joined(parts: list[list[Message]]) -> list[Message]:

@@ -108,8 +108,8 @@ class Drafting:
             yield self._draft(fetches, rounds)
 
     def broadcast(self) -> Iterator[Draft]:
-        """Each overlap of two tiles crosses once, to the first device of a chain that visits each
-        host once."""
+        """Each overlap of two tiles crosses once, to the first device of a chain through the hosts,
+        of which each has one through its devices."""
         for tiles in self._scopes():
             fetches: list[Fetch] = []
             chains: list[tuple[tuple[int, ...], Slice]] = []
@@ -127,7 +127,7 @@ class Drafting:
                     rounds = [
                         each
                         for devices, slice_ in chains
-                        for each in chain(devices, cut(slice_, chunks))
+                        for each in chain(self._by_host(devices), cut(slice_, chunks))
                     ]
                     yield self._draft(fetches, rounds)
 

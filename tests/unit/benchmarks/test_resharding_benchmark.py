@@ -40,10 +40,9 @@ def test_public_suite(case: Case) -> None:
         seconds[strategy] = plans_seconds(cluster, [plan])
     assert seconds["auto"] == min(seconds.values())
     bound = bound_seconds(case.resharding, cluster)
-    assert (
-        bound <= seconds["auto"] * (1 + 1e-9)
-        and seconds["auto"] < (1.52 if case.name in "78" else 1.02) * bound
-    )
+    # What one host feeds to two is passed on between these while it comes in.
+    most = 1.04 if case.name in "78" else 1.02
+    assert bound <= seconds["auto"] * (1 + 1e-9) and seconds["auto"] < most * bound
 
 
 def test_the_page_shows_these_figures() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.transfers import Links, Ordered
+from shardopt.cost.transfers import Links, Ordered, phases_seconds
 from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.hardware.profile import Measurement, Profile
 from shardopt.mesh.mesh import Mesh, Sharding
@@ -429,3 +429,42 @@ def test_random_plans_fill_every_tile_exactly_once(
         assert ReshardingPlan.from_array(plan.to_array(), plan.strategy, 8) == plan
         seconds[strategy] = plans_seconds(hosts, [plan])
     assert seconds["auto"] <= min(seconds[name] for name in STRATEGIES) * (1 + 1e-8)
+
+
+class TestStreaming:
+    """Hosts of the destination pass slices on to each other while others still come in."""
+
+    SOURCE = (Mesh("left", (("x", 4),), (0, 1, 2, 3)), Sharding((("x",), ())))
+    ENDS = SOURCE, (RIGHT8_AT_4, Sharding.replicated(2))
+
+    def plan(self, strategy: str) -> ReshardingPlan:
+        return plan_resharding((4096, 4096), 4, *self.ENDS, HOSTS_OF_FOUR, strategy)
+
+    def phase_by_phase(self, plan: ReshardingPlan) -> float:
+        return phases_seconds(HOSTS_OF_FOUR, [plan.messages(k) for k in range(len(plan.phases))])
+
+    def test_chunks_go_on_while_others_come_in(self) -> None:
+        """The NIC of the source is busy all the time, and a sixteenth of what hosts exchange comes
+        after it."""
+        plan = self.plan("broadcast")
+        first = phases_seconds(HOSTS_OF_FOUR, [plan.messages(0)])
+        seconds = plans_seconds(HOSTS_OF_FOUR, [plan])
+        assert first < seconds < 1.05 * first < 1.4 * first < self.phase_by_phase(plan)
+
+    def test_what_leaves_at_once_waits_for_all(self) -> None:
+        plan = self.plan("local_allgather")
+        assert plans_seconds(HOSTS_OF_FOUR, [plan]) == self.phase_by_phase(plan)
+
+    def test_values_of_one_message_wait_for_all(self) -> None:
+        plan = self.plan("broadcast")
+        phases = [
+            [(source, target, 2 * size) for source, target, size in plan.messages(k)]
+            for k in range(len(plan.phases))
+        ]
+        together = plans_seconds(HOSTS_OF_FOUR, [plan, plan])
+        assert together == pytest.approx(phases_seconds(HOSTS_OF_FOUR, phases))
+
+    def test_one_host_keeps_all_to_itself(self) -> None:
+        ends = self.SOURCE, (Mesh("right", (("x", 4),), (4, 5, 6, 7)), Sharding.replicated(2))
+        plan = plan_resharding((4096, 4096), 4, *ends, HOSTS_OF_FOUR, "broadcast")
+        assert plans_seconds(HOSTS_OF_FOUR, [plan]) == self.phase_by_phase(plan)

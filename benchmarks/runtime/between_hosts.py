@@ -1,12 +1,12 @@
-"""Transfers between two hosts with a link of 1 Gbit/s, through Ray, against the cost model.
+"""Transfers between hosts with links of 1 Gbit/s, through Ray, against the cost model.
 
-    python -m benchmarks.runtime.two_hosts [--megabytes 8,32] [--output two-hosts.json]
+    python -m benchmarks.runtime.between_hosts [--megabytes 8,32] [--output between-hosts.json]
 
 The hosts are network namespaces of this machine (`namespaces.py`), so root is needed. A value goes
-forth and back between two meshes of two devices, or changes its sharding inside a mesh that has two
-devices on each host, by the plan of the resharding; a round is timed as the difference between
-steps with more rounds and with fewer. What the model says comes from a cluster of the same link,
-125 MB/s in each direction."""
+forth and back between two meshes, or changes its sharding inside a mesh that has two devices on
+each of two hosts, by the plan of the resharding; a round is timed as the difference between steps
+with more rounds and with fewer. What the model says comes from a cluster of the same links, 125
+MB/s in each direction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.runtime.namespaces import BYTES_PER_SECOND, TwoHosts, why_not
+from benchmarks.runtime.namespaces import BYTES_PER_SECOND, LinkedHosts, why_not
 from shardopt.forms.exported_program import (
     Argument,
     MeshValue,
@@ -51,16 +51,17 @@ from shardopt.runtime.run import Run
 from shardopt.solve.resharding.plan import bytes_on_wire, plans_seconds
 from shardopt.solve.resharding.transfers import plan_resharding
 
-HOSTS = ((0, 1), (2, 3))
+HOSTS = ((0, 1), (2, 3), (4, 5))
 _ROUNDS = (1, 3)
 _SAMPLES = 5
 _DEVICE = Device("cpu", {"f32": 1e10}, 1 << 33, 1e10)
 CLUSTER = Cluster.uniform(
-    "two-hosts", 2, 2, _DEVICE, Link(2e-5, 2e9), Link(1e-4, BYTES_PER_SECOND), 2e-5
+    "between-hosts", len(HOSTS), 2, _DEVICE, Link(2e-5, 2e9), Link(1e-4, BYTES_PER_SECOND), 2e-5
 )
 _FIRST, _SECOND = (
-    Mesh(name, (("x", 2),), devices) for name, devices in zip("ab", HOSTS, strict=True)
+    Mesh(name, (("x", 2),), devices) for name, devices in zip("ab", HOSTS, strict=False)
 )
+_OTHERS = Mesh("d", (("x", 4),), (2, 3, 4, 5))
 _BOTH = Mesh("c", (("x", 4),), (0, 1, 2, 3))
 _ROWS, _COLUMNS, _WHOLE = Sharding((("x",), ())), Sharding(((), ("x",))), Sharding(((), ()))
 
@@ -78,6 +79,7 @@ CASES = (
     Case("host to host, rows to rows", (_FIRST, _ROWS), (_SECOND, _ROWS)),
     Case("host to host, rows to columns", (_FIRST, _ROWS), (_SECOND, _COLUMNS)),
     Case("host to host, rows to replicas", (_FIRST, _ROWS), (_SECOND, _WHOLE)),
+    Case("host to two hosts, rows to replicas", (_FIRST, _ROWS), (_OTHERS, _WHOLE)),
     Case("in a mesh of both, rows to columns", (_BOTH, _ROWS), (_BOTH, _COLUMNS)),
 )
 
@@ -106,12 +108,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = (
         sys.executable,
         "-m",
-        "benchmarks.runtime.two_hosts",
+        "benchmarks.runtime.between_hosts",
         "--megabytes",
         args.megabytes,
         "--inside",
     )
-    with TwoHosts() as hosts:
+    with LinkedHosts(len(HOSTS)) as hosts:
         done = hosts.run((*command, hosts.address), timeout=900)
     if done.returncode:
         sys.stderr.write(done.stdout + done.stderr)
@@ -216,7 +218,7 @@ def _program(case: Case, shape: tuple[int, ...], routes: tuple[Route, ...], roun
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="a value there and back between two hosts, 1 Gbit/s")
+    table = Table(title="a value there and back between hosts, 1 Gbit/s")
     for head in ("case", "MB", "MB on wires", "plans", "model s", "measured s", "measured / model"):
         table.add_column(head, justify="left" if head in ("case", "plans") else "right")
     for row in rows:
