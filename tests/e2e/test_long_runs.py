@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,7 @@ from shardopt.runtime.state import shard_files
 from shardopt.runtime.state.checkpoint_folder import checkpoints
 from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
+from shardopt.tools.run import records
 from shardopt.tools.run.data import open_data
 from shardopt.tools.run.metrics import tokens_per_step
 from shardopt.tools.run.stopping import Stopping
@@ -117,7 +119,7 @@ def test_rows_of_parquet_are_those_of_npz(
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     capsys.readouterr()
     for source, message in (
-        ("parquet", "expected .npz files or .parquet files"),
+        ("parquet", "expected .npz, .parquet or .array_record files"),
         ("parquet/0.parquet", "needs pyarrow, to read Parquet: pip install 'shardopt[parquet]'"),
     ):
         assert main([*run, str(tmp_path / source)]) == 1
@@ -166,6 +168,120 @@ def test_rows_that_are_damaged_are_one_error(
     assert main(["run", str(MODULE), "--quick-compile", "--data", str(path)]) == 1
     captured = capsys.readouterr()
     assert captured.err.count("error:") == 1 and f"cannot read '{path}'" in captured.err
+
+
+# ---- records ----
+
+
+def varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes(out) + bytes([value])
+
+
+def field(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def example_bytes(**features: Any) -> bytes:
+    """A tf.train.Example, by the rules of Protocol Buffers: lists of floats, integers or bytes."""
+    entries = b""
+    for name, values in features.items():
+        if isinstance(values, bytes):
+            feature = field(1, field(1, values))
+        elif values.dtype.kind == "f":
+            feature = field(2, field(1, values.astype("<f4").tobytes()))
+        else:
+            feature = field(3, field(1, b"".join(map(varint, values.tolist()))))
+        entries += field(1, field(1, name.encode()) + field(2, feature))
+    return field(1, entries)
+
+
+def write_records(path: Path, records: Iterable[bytes]) -> None:
+    module = pytest.importorskip("array_record.python.array_record_module")
+    writer = module.ArrayRecordWriter(str(path), "group_size:1")
+    for record in records:
+        writer.write(record)
+    writer.close()
+
+
+def test_rows_of_records_are_those_of_npz(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two files, named as sharded ones are, read in parts of 7 records; a batch lies across them.
+    One feature is bytes, which nobody asks for."""
+    write_rows(tmp_path / "rows", (25, 28))
+    (tmp_path / "records").mkdir()
+    for number, file in enumerate(sorted((tmp_path / "rows").iterdir())):
+        arrays = np.load(file)
+        rows = (
+            example_bytes(x=x, t=t, text=b"nothing")
+            for x, t in zip(arrays["x"], arrays["t"], strict=True)
+        )
+        write_records(tmp_path / "records" / f"a.array_record-0000{number}-of-00002", rows)
+    monkeypatch.setattr(records, "_AT_ONCE", 7)
+    read = {
+        kind: open_data(str(tmp_path / kind), example(), inputs()) for kind in ("rows", "records")
+    }
+    for step in (0, 1, 2, 3, 1):
+        expected, found = (read[kind](step) for kind in ("rows", "records"))
+        assert expected.keys() == found.keys()
+        for number, array in expected.items():
+            np.testing.assert_array_equal(array, found[number])
+    run = ("run", str(MODULE), "--quick-compile", "--steps", "4", "--data")
+    assert main([*run, str(tmp_path / "records")]) == 0
+    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
+    capsys.readouterr()
+    assert main([*run, str(tmp_path / "records")]) == 1
+    assert "to read ArrayRecord: pip install 'shardopt[records]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([example_bytes(x=np.ones(8))] * 15 + [example_bytes(x=np.ones(7))], "found 7, 8"),
+        ([example_bytes(x=np.ones(8))] * 15 + [example_bytes(t=np.ones(4))], "found 0, 8"),
+        ([example_bytes(x=b"no numbers")] * 16, "record 0 has no features of numbers"),
+        ([example_bytes(y=np.ones(8))] * 16, "names no argument"),
+        ([b"\xff no message"] * 16, "record 0 is no tf.train.Example"),
+        ([], "has no records"),
+    ],
+)
+def test_records_that_do_not_fit_are_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[bytes], message: str
+) -> None:
+    path = tmp_path / "a.array_record"
+    write_records(path, rows)
+    for source, text in ((path, message), (tmp_path / "b.array_record", "cannot read")):
+        assert main(["run", str(MODULE), "--quick-compile", "--data", str(source)]) == 1
+        captured = capsys.readouterr()
+        assert captured.err.count("error:") == 1 and text in captured.err
+
+
+def test_integers_become_those_of_the_argument_where_they_fit(tmp_path: Path) -> None:
+    """Tokens are 64 bits wide in most files; rows may be flat."""
+    program = example()
+    arguments = tuple(
+        replace(each, value=replace(each.value, spec=replace(each.value.spec, dtype="int32")))
+        if each.name == "x"
+        else each
+        for each in program.arguments
+    )
+    tokens = np.arange(16 * 8, dtype=np.int64).reshape(16, 8) - 5
+    like = [each.astype(np.int32) if k == 2 else each for k, each in enumerate(inputs())]
+    feeds = []
+    for number, last in enumerate((7, 2**31)):
+        tokens[-1, -1] = last
+        np.savez(tmp_path / f"{number}.npz", x=tokens)
+        source = str(tmp_path / f"{number}.npz")
+        feeds.append(open_data(source, replace(program, arguments=arguments), like))
+    found = feeds[0](0)[2]
+    assert found.dtype == np.int32 and found[0, 0] == -5 and found[-1, -1] == 7
+    with pytest.raises(UserError, match="--data: 2147483648 is no int32"):
+        feeds[1](0)
 
 
 def batches(step: int) -> Iterator[dict[str, np.ndarray]]:

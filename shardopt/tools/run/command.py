@@ -111,9 +111,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="SOURCE",
-        help="what every step is given: .npz or .parquet files with rows of arguments, in a "
-        "folder, or module:function, which gives an iterator of batches from the step it is called "
-        "with",
+        help="what every step is given: .npz, .parquet or .array_record files with rows of "
+        "arguments, in a folder, or module:function, which gives an iterator of batches from the "
+        "step it is called with",
     )
     parser.add_argument(
         "--max-seconds",

@@ -1,8 +1,8 @@
 """`shardopt run --data`: what a step is given, by the number of the step.
 
-Two sources: files with rows one after the other, arrays in .npz or columns in Parquet, and a
-Python function that gives an iterator. Both can begin anywhere, so a run that starts again is given
-what it was given before."""
+Two sources: files with rows one after the other, arrays in .npz, columns in Parquet or features in
+ArrayRecord, and a Python function that gives an iterator. Both can begin anywhere, so a run that
+starts again is given what it was given before."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shardopt.support.errors import UserError
 from shardopt.tools.run.inputs import as_dtype, numbers_by_name
+from shardopt.tools.run.records import holds_records, record_parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,17 +33,17 @@ Feed = Callable[[int], Mapping[int, "np.ndarray"]]
 
 
 def open_data(source: str, program: Program, inputs: Sequence[np.ndarray]) -> Feed:
-    """`module:function`, or a file or folder of .npz or .parquet; `inputs` are arrays of the
-    arguments' types. Raises UserError."""
+    """`module:function`, or a file or folder of .npz, .parquet or .array_record; `inputs` are
+    arrays of the arguments' types. Raises UserError."""
     module, colon, function = source.partition(":")
     if colon and not Path(source).exists():
         return IteratorFeed(source, _function(module, function), program, inputs)
     path = Path(source)
     if not path.is_dir():
         return RowsFeed(_parts(path), program, inputs)
-    files = sorted(each for each in path.iterdir() if each.suffix in (".npz", _PARQUET))
-    if len({file.suffix for file in files}) != 1:
-        raise UserError(f"folder '{source}': expected .npz files or .parquet files")
+    files = sorted(each for each in path.iterdir() if _format(each) is not None)
+    if len({_format(file) for file in files}) != 1:
+        raise UserError(f"folder '{source}': expected .npz, .parquet or .array_record files")
     return RowsFeed([part for file in files for part in _parts(file)], program, inputs)
 
 
@@ -194,7 +195,16 @@ class _RowGroup:
         }
 
 
-def _parts(file: Path) -> list[_Part]:
+def _format(file: Path) -> str | None:
+    """Of the files that there are readers for."""
+    if holds_records(file):
+        return "records"
+    return file.suffix if file.suffix in (".npz", _PARQUET) else None
+
+
+def _parts(file: Path) -> Sequence[_Part]:
+    if holds_records(file):
+        return record_parts(file)
     if file.suffix != _PARQUET:
         return [_Npz(file)]
     try:
@@ -301,6 +311,17 @@ def _extent(program: Program, number: int) -> int:
 
 
 def _fitting(array: Any, like: np.ndarray) -> np.ndarray:
+    """As the argument, where its elements say the same there: integers of another width that fit,
+    and rows that are flat lists of as many numbers."""
     import numpy as np
 
-    return as_dtype(np.asarray(array), like.dtype)
+    array = as_dtype(np.asarray(array), like.dtype)
+    if array.dtype != like.dtype and {array.dtype.kind, like.dtype.kind} <= {"i", "u"}:
+        narrow = array.astype(like.dtype)
+        if not np.array_equal(narrow, array):
+            wrong = array[narrow != array].flat[0]
+            raise UserError(f"--data: {wrong} is no {like.dtype}, which the argument takes")
+        array = narrow
+    if array.ndim == 2 and array.size == like.size:
+        array = array.reshape(like.shape)
+    return array
