@@ -22,6 +22,7 @@ from benchmarks.alpa.methods import options, step
 from benchmarks.alpa.pages import PAGE, write_part
 from benchmarks.alpa.phases import TO_STAGE, run_phases
 from benchmarks.alpa.specs import Case, find_case
+from shardopt.report.svg_text import svg_text
 
 if TYPE_CHECKING:
     from shardopt.extract.chosen_plan import ChosenPart
@@ -34,7 +35,8 @@ _COLORS = ("#2b6cb0", "#dd6b20", "#38a169")
 _DECISIONS = (
     "builtin.module(shardopt-separate-accumulators,shardopt-mark-carried,shardopt-choose-shardings)"
 )
-_CELL, _LEFT, _PANEL = 11, 90, 80
+_CELL, _LEFT, _PANEL = 13, 90, 88
+_COUNT: dict[str, Any] = {"anchor": "middle", "size": 8, "colour": "#ffffff"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -149,7 +151,8 @@ def _split_text(parts: Sequence[int]) -> str:
 
 
 def picture(results: Mapping[str, Result]) -> str:
-    """A column a convolution, a row for each dimension, darker the more parts it has."""
+    """A column a convolution, a row for each dimension with the number of its parts, darker the
+    more these are."""
     names = [name for name in MODELS if name in results]
     longest = max((_count(results[name]) for name in names), default=0)
     width, height = _LEFT + _CELL * longest + 60, _PANEL * max(len(names), 1)
@@ -166,13 +169,14 @@ def _count(result: Result) -> int:
 
 def _panel(name: str, result: Result, top: int) -> Iterator[str]:
     case, place = find_case(name), 0
-    yield _text(5, top + 14, f"{name} on {case.devices} GPUs: parts of each convolution", 12)
+    title = f"{name} on {case.devices} GPUs: parts of each forward convolution"
+    yield svg_text(5, top + 14, title, size=12)
     for row, dimension in enumerate(PARTS):
-        yield _text(5, top + 32 + 14 * row, dimension, 10)
+        yield svg_text(5, top + 32 + 14 * row, dimension, size=10)
     for number, stage in enumerate(_stages(result)):
         x = _LEFT + _CELL * place
         yield f'<line x1="{x}" y1="{top + 20}" x2="{x}" y2="{top + 70}" stroke="#000"/>'
-        yield _text(x + 3, top + 72, f"stage {number}", 9)
+        yield svg_text(x + 3, top + 74, _stage_text(number, str(stage["mesh"])), size=9)
         for convolution in stage["convolutions"]:
             for row, count in enumerate(convolution["parts"]):
                 yield _square(_LEFT + _CELL * place, top + 22 + 14 * row, row, count, case.devices)
@@ -183,12 +187,15 @@ def _square(x: int, y: int, row: int, count: int, devices: int) -> str:
     shade = 0.0 if count == 1 else 0.25 + 0.75 * (count.bit_length() - 1) / devices.bit_length()
     return (
         f'<rect x="{x}" y="{y}" width="{_CELL - 1}" height="12" fill="{_COLORS[row]}" '
-        f'fill-opacity="{shade:.2f}" stroke="#ccc"><title>{count}</title></rect>'
+        f'fill-opacity="{shade:.2f}" stroke="#ccc"/>'
+        + ("" if count == 1 else svg_text(x + _CELL / 2 - 0.5, y + 9, str(count), **_COUNT))
     )
 
 
-def _text(x: int, y: int, text: str, size: int) -> str:
-    return f'<text x="{x}" y="{y}" font-size="{size}">{text}</text>'
+def _stage_text(number: int, mesh: str) -> str:
+    """With the devices of a mesh such as `m0[x=1, y=4]`."""
+    devices = prod(int(size) for size in re.findall(r"=(\d+)", mesh))
+    return f"stage {number}: {devices} GPUs"
 
 
 if __name__ == "__main__":

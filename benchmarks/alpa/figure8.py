@@ -23,6 +23,7 @@ from statistics import fmean, median
 from benchmarks.alpa.bars import Bar, Group, Panel, bars_svg
 from benchmarks.alpa.kept import Result, fill, message
 from benchmarks.alpa.pages import PAGE, write_part
+from benchmarks.alpa.report import TITLES
 from shardopt.measured.case import Case, case_of
 from shardopt.measured.predict import prediction, prediction_within
 from shardopt.measured.rows import Row, read_rows
@@ -187,9 +188,10 @@ def _panel(family: str, rows: dict[str, Row], results: dict[str, Result]) -> Pan
             cell = f"{family}-{count}-{method}"
             row, result = rows[cell], results.get(cell, {})
             rate = 1 / _figures(result)[0] if result.get("fits") else 0.0
-            bars.append(Bar(rate, 1 / _seconds(row)))
+            bars.append(Bar(rate, 1 / _seconds(row), result.get("fits") is False))
         groups.append(Group(f"{count} GPU", tuple(bars)))
-    return Panel(f"{family}: steps a second, predicted (bar) and measured (line)", tuple(groups))
+    title = f"{TITLES[family]}: steps a second, predicted (bar, × out of memory), measured (line)"
+    return Panel(title, tuple(groups))
 
 
 if __name__ == "__main__":

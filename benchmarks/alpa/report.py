@@ -10,6 +10,7 @@ from benchmarks.alpa.published import OUT_OF_MEMORY, published
 from benchmarks.alpa.specs import CASES, Case
 
 Row = Mapping[str, object]
+TITLES = {"gpt": "GPT", "moe": "GShard MoE", "wresnet": "Wide-ResNet"}
 
 
 def tflops(case: Case, seconds: float) -> float:
@@ -98,13 +99,17 @@ def _panel(family: str, results: Mapping[str, Row]) -> Panel:
         if case.family != family or not any(rows):
             continue
         bars = [
-            Bar(_height(case, row), published(family, method, case.devices) or 0.0)
+            Bar(
+                _height(case, row),
+                published(family, method, case.devices) or 0.0,
+                row is not None and not row.get("seconds") and not row.get("timeout"),
+            )
             if method in methods
             else Bar(0.0, 0.0)
             for method, row in zip(METHODS, rows, strict=True)
         ]
         groups.append(Group(f"{case.name} · {case.devices}", tuple(bars)))
-    title = f"{family}: TFLOPS of a GPU, predicted (bar) and measured in the paper (line)"
+    title = f"{TITLES[family]}: TFLOPS of a GPU, predicted (bar, × no plan) and measured (line)"
     return Panel(title, tuple(groups))
 
 

@@ -69,4 +69,6 @@ def test_splits_are_counted_by_stage() -> None:
     lines = case_study.table({"wresnet-1b": result}).splitlines()
     assert lines[2] == "| wresnet-1b | 4 | 0 | [x=4] | batch 4 | 2 |"
     assert lines[3] == "| wresnet-1b | 4 | 0 | [x=4] | whole on every device | 1 |"
-    assert case_study.picture({"wresnet-1b": result}).count("<title>") == 9
+    drawn = case_study.picture({"wresnet-1b": result})
+    assert drawn.count("<rect") == 9 and drawn.count(">4</text>") == 2
+    assert ">stage 0: 4 GPUs</text>" in drawn

@@ -78,5 +78,7 @@ def test_what_does_not_fit_is_said_and_kept_apart_from_what_was_not_run() -> Non
         "| gpt-350m | 1 | 512 | does not fit (45.1) | 46.2 with 64 microbatches (46.2) |",
         "| gpt-1.3b | 4 | 128 | not planned in time (58.2) | not run (58.4) |",
     ]
-    # A legend of all methods, our bar, the lines of the paper.
-    assert picture(results).count("<rect") == len(METHODS) + 1 + 4
+    # A legend of both methods, our bar, the four lines of the paper, and crosses for what failed.
+    drawn = picture(results)
+    assert drawn.count("<rect") == 2 + 1 + 4
+    assert drawn.count(">×</text>") == 1, "a plan that was not found in time is none that fails"
