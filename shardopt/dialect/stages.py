@@ -10,7 +10,7 @@ Stages stand in pipeline order; `layers` are the first and the last."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxlib.mlir import ir
@@ -23,7 +23,8 @@ STAGES = "shardopt.stages"
 @dataclass(frozen=True)
 class PlacedStage:
     """Layers `first` to `last` on the mesh of this name. `recompute` is what its backward is still
-    to recompute: nothing ("none"), the forward of each "layer", or its "full" forward."""
+    to recompute: nothing ("none"), what is cheap and large ("selective"), the forward of each
+    "layer", or its "full" forward."""
 
     first: int
     last: int
@@ -56,17 +57,6 @@ def stage_of_layers(stages: Sequence[PlacedStage]) -> dict[int, int]:
     return {
         layer: number
         for number, stage in enumerate(stages)
-        for layer in range(stage.first, stage.last + 1)
-    }
-
-
-def recomputed_units(stages: Sequence[PlacedStage]) -> Mapping[int, int]:
-    """layer -> first layer of what is recomputed at once with it; layers that keep what they make
-    are missing."""
-    return {
-        layer: layer if stage.recompute == "layer" else stage.first
-        for stage in stages
-        if stage.recompute != "none"
         for layer in range(stage.first, stage.last + 1)
     }
 

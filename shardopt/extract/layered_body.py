@@ -3,14 +3,16 @@ write back what was found in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram
-from shardopt.extract.op_graph import reads
+from shardopt.extract.op_graph import read_tensor, reads
+from shardopt.extract.op_work import read_work
 from shardopt.graph.layered_body import LayeredBody
 from shardopt.ir.rewriting import operations
 
@@ -26,8 +28,9 @@ class BodyRows:
     values: tuple[ir.Value, ...]
 
 
-def read_body(program: StepProgram) -> BodyRows:
-    """The body of a clustered program."""
+def read_body(program: StepProgram, priced: bool = False) -> BodyRows:
+    """The body of a clustered program; `priced` with the work of its rows, and the bytes of what
+    they make."""
     number: dict[ir.Value, int] = {}
 
     def numbered(values: Sequence[ir.Value]) -> tuple[int, ...]:
@@ -40,8 +43,15 @@ def read_body(program: StepProgram) -> BodyRows:
         makes=tuple(numbered(op.results) for op in ops),
         returned=frozenset(numbered(program.body_returned)),
         random=frozenset(row for row, op in enumerate(ops) if _is_random(op)),
+        work=tuple(read_work(op).weighted_flops for op in ops) if priced else (),
+        sizes=_sizes(ops, number) if priced else {},
     )
     return BodyRows(body, ops, tuple(number))
+
+
+def _sizes(ops: Sequence[ir.Operation], number: Mapping[ir.Value, int]) -> dict[int, int]:
+    of_type = cache(lambda type_: read_tensor(type_).size_bytes)
+    return {number[value]: of_type(value.type) for op in ops for value in op.results}
 
 
 def _is_random(op: ir.Operation) -> bool:

@@ -30,7 +30,7 @@ from shardopt.forms.mesh_checks import mesh_errors
 from shardopt.graph.op_graph import SHARED
 from shardopt.mesh.mesh import Mesh
 
-_MODES = ("none", "layer", "full")
+_MODES = ("none", "selective", "layer", "full")
 
 
 def violations(module: ir.Module) -> Iterator[Violation]:

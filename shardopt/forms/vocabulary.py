@@ -187,7 +187,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '["layer", "none"]',
         "shardopt-recompute-stages",
         "What every stage recomputes in its backward pass instead of keeping it for each "
-        'microbatch in flight: nothing (`"none"`), the forward of each layer from what enters the '
+        'microbatch in flight: nothing (`"none"`), what is cheap to compute and large to keep '
+        '(`"selective"`), the forward of each layer from what enters the '
         'layer (`"layer"`), or its whole forward from what the stage receives (`"full"`). Absent '
         "where no stage recomputes.",
     ),

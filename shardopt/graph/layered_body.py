@@ -13,7 +13,7 @@ charged for is what it will run."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardopt.graph.op_graph import SHARED
@@ -28,7 +28,9 @@ class LayeredBody:
     its own copy.
 
     `returned` are values that the body returns. `waits[i]`, of every row or of none, are values
-    that row i waits for although it does not read them. `random` rows differ from run to run."""
+    that row i waits for although it does not read them. `random` rows differ from run to run.
+    `work[i]` are FLOPs of as many seconds (`Work.weighted_flops`), `sizes` the bytes of what rows
+    make: both are empty where nobody asks."""
 
     layers: tuple[int, ...]
     reads: tuple[tuple[int, ...], ...]
@@ -36,6 +38,8 @@ class LayeredBody:
     returned: frozenset[int] = frozenset()
     waits: tuple[tuple[int, ...], ...] = ()
     random: frozenset[int] = frozenset()
+    work: tuple[float, ...] = ()
+    sizes: Mapping[int, int] = field(default_factory=dict)
 
     def awaited(self, row: int) -> tuple[int, ...]:
         """What must be there before a row runs: what it reads, then what it only waits for."""

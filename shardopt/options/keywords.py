@@ -91,8 +91,8 @@ class PlanKeywords(TypedDict, total=False):
     never. Default: 'auto'."""
 
     recompute: RecomputeChoice
-    """What stages compute again in their backward: nothing, each layer, or all of it. Default:
-    'auto'."""
+    """What stages compute again in their backward: nothing, what is cheap and large, each layer,
+    or all of it. Default: 'auto'."""
 
     resharding: ReshardingStrategy
     """How values travel between meshes (docs/concepts/resharding.md); auto: the cheapest for
@@ -244,8 +244,8 @@ class StepKeywords(TypedDict, total=False):
     never. Default: 'auto'."""
 
     recompute: RecomputeChoice
-    """What stages compute again in their backward: nothing, each layer, or all of it. Default:
-    'auto'."""
+    """What stages compute again in their backward: nothing, what is cheap and large, each layer,
+    or all of it. Default: 'auto'."""
 
     resharding: ReshardingStrategy
     """How values travel between meshes (docs/concepts/resharding.md); auto: the cheapest for

@@ -14,7 +14,7 @@ ShardingFormat = Literal["mhlo", "sdy", "collectives"]
 ReshardingStrategy = Literal["auto", "send_recv", "local_allgather", "broadcast"]
 
 # What a stage computes again in its backward; `auto` leaves the choice to the planner.
-Recompute = Literal["none", "layer", "full"]
+Recompute = Literal["none", "selective", "layer", "full"]
 RecomputeChoice = Literal["auto", Recompute]
 OverlapChoice = Literal["auto", "on", "off"]
 

@@ -161,7 +161,8 @@ class PlanOptions:
     )
     recompute: RecomputeChoice = row(
         "auto",
-        help="what stages compute again in their backward: nothing, each layer, or all of it",
+        help="what stages compute again in their backward: nothing, what is cheap and large, each "
+        "layer, or all of it",
         phases=("stage",),
     )
     resharding: ReshardingStrategy = row(

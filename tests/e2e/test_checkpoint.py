@@ -4,6 +4,7 @@ much less memory as is predicted."""
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,25 +49,31 @@ def outputs_of(step: object) -> list[np.ndarray]:
     return outputs
 
 
-def planned(name: str, stages: int, microbatches: int) -> list[np.ndarray]:
+def planned(name: str, stages: int, microbatches: int, **options: Any) -> list[np.ndarray]:
     step = shardopt.parallelize(
         cluster="cpu-test:1x2",
         stages=stages,
         microbatches=microbatches,
+        **options,
         donate_argnums=(0,),
         batch_argnums=(1,),
     )
     return outputs_of(step(make_step(LOSSES[name])))
 
 
-def check(name: str, stages: int, microbatches: int) -> None:
-    pairs = zip(planned(name, stages, microbatches), expected(name), strict=True)
+def check(name: str, stages: int, microbatches: int, **options: Any) -> None:
+    pairs = zip(planned(name, stages, microbatches, **options), expected(name), strict=True)
     assert max(float(np.max(np.abs(got - want))) for got, want in pairs) < 1e-5
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_in_two_stages_and_four_microbatches(name: str) -> None:
     check(name, 2, 4)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_with_selective_recomputation_beside_it(name: str) -> None:
+    check(name, 2, 4, recompute="selective")
 
 
 @pytest.mark.slow

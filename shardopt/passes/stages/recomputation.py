@@ -3,7 +3,7 @@ clustered program."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
@@ -11,18 +11,17 @@ from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram
 from shardopt.extract.layered_body import BodyRows, read_body
 from shardopt.extract.repeated_ops import is_pure
+from shardopt.graph.recomputed_units import RecomputedUnits
 from shardopt.ir.rewriting import barrier, replace_reads
 from shardopt.passes.stages.outlining import clone_into
 from shardopt.solve.stages.body.recomputation import Recomputation, find_recomputations
 
 
-def recompute_forward(program: StepProgram, unit_of_layer: Mapping[int, int]) -> int:
-    """Rewrite the body of `program`; how many operations were repeated.
-
-    `unit_of_layer[k]` is the unit of layer k, rising with k; layers that are missing keep what they
-    make. `program` is stale afterwards where anything was repeated."""
-    rows = read_body(program)
-    recomputations = find_recomputations(rows.body, unit_of_layer)
+def recompute_forward(program: StepProgram, units: RecomputedUnits) -> int:
+    """Rewrite the body of `program`; how many operations were repeated. `program` is stale
+    afterwards where anything was."""
+    rows = read_body(program, priced=bool(units.selective))
+    recomputations = find_recomputations(rows.body, units)
     for recomputation in recomputations:
         _write(rows, recomputation)
     originals = {row for recomputation in recomputations for row in recomputation.chain}

@@ -25,7 +25,8 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import write_recompute
 from shardopt.dialect.program import read_program
-from shardopt.dialect.stages import read_stages, recomputed_units, write_stages
+from shardopt.dialect.stages import read_stages, write_stages
+from shardopt.graph.recomputed_units import units_of_stages
 from shardopt.passes.base import Pass, PassContext
 from shardopt.passes.stages.read_step import check_clustered
 from shardopt.passes.stages.recomputation import recompute_forward
@@ -46,6 +47,7 @@ class RecomputeStages(Pass):
             stages = read_stages(program.main)
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
-        pm.statistic("operations recomputed", recompute_forward(program, recomputed_units(stages)))
+        units = units_of_stages((s.recompute, range(s.first, s.last + 1)) for s in stages)
+        pm.statistic("operations recomputed", recompute_forward(program, units))
         write_recompute(program.loop, [stage.recompute for stage in stages])
         write_stages(program.main, [replace(stage, recompute="none") for stage in stages])

@@ -29,9 +29,9 @@ class StageConfig:
     """How a stage is run: `num_devices` of host group `group` as `submesh`, seen as
     `logical_shape`.
 
-    `recompute`: what the backward recomputes instead of keeping it: nothing, the insides of each
-    layer, or the whole stage. `method` is how the values inside are sharded: by the solver (`ilp`),
-    or as a preset does (`shardopt.solve.presets`)."""
+    `recompute`: what the backward recomputes instead of keeping it: nothing, what is cheap and
+    large, the insides of each layer, or the whole stage. `method` is how the values inside are
+    sharded: by the solver (`ilp`), or as a preset does (`shardopt.solve.presets`)."""
 
     num_devices: int
     submesh: Submesh

@@ -194,6 +194,10 @@ class StepGraph:
                 for row, unit in enumerate(self.units)
                 if any(ops[op].name == _RNG for op in unit)
             ),
+            work=tuple(sum(ops[op].weighted_flops for op in unit) for unit in self.units),
+            sizes={
+                tensor: self.graph.tensors[tensor].size_bytes for _, made in rows for tensor in made
+            },
         )
 
     def _read_and_made(self, unit: range) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -185,7 +185,7 @@ ERRORS = [
     (
         "stages.0.recompute",
         "some",
-        "field 'stages[0].recompute': expected one of none, layer, full, got 'some'",
+        "field 'stages[0].recompute': expected one of none, selective, layer, full, got 'some'",
     ),
     (
         "stages.0.predicted.peak_bytes",

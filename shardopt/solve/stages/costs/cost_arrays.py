@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from shardopt.graph.op_graph import SHARED
+from shardopt.graph.recomputed_units import units_of_stage
 from shardopt.mesh.mesh import Mesh
 from shardopt.options.names import Recompute
 from shardopt.solve.stages.candidates import CandidateProblem
@@ -178,10 +179,10 @@ class CostArrays:
             of_part = {key: kept_bytes(part) for key, part in known.items()}
             made, entering_bytes = np.array([of_part[part.key] for part in parts], dtype=float).T
             entering = np.append(entering_bytes, 0.0)[:, None]
-            # A stage that recomputes keeps what enters its first layer, wherever it ends.
+            # A stage that recomputes all keeps what enters its first layer, wherever it ends.
             self._kept[recompute] = (
                 _sums(made[None, :])[..., 0]
-                if recompute == "none"
+                if recompute in ("none", "selective")
                 else np.repeat(entering, len(entering), axis=1)
             )
         return self._kept[recompute]
@@ -191,15 +192,16 @@ class CostArrays:
         return {}
 
     def _step(self, recompute: Recompute) -> StepGraph:
-        """The step as it is, or with every layer recomputed."""
-        if recompute == "none":
-            return self.problem.step
-        return self._recomputed_layers
+        """The step as it is, or with every layer recomputed as a stage does it at least."""
+        if recompute not in self._steps:
+            mode = "layer" if recompute == "full" else recompute
+            units = units_of_stage(mode, range(self.problem.num_layers))
+            self._steps[recompute] = recompute_forward(self.problem.step, units)
+        return self._steps[recompute]
 
     @cached_property
-    def _recomputed_layers(self) -> StepGraph:
-        layers = range(self.problem.num_layers)
-        return recompute_forward(self.problem.step, dict(zip(layers, layers, strict=True)))
+    def _steps(self) -> dict[Recompute, StepGraph]:
+        return {"none": self.problem.step}
 
     def _bound_layers(self, candidate: Candidate) -> None:
         """Solve one layer of a candidate: of those that are alike, the most numerous, which often
@@ -327,7 +329,8 @@ class CostArrays:
         if (start, end, recompute) not in self._parts:
             step = self._step(recompute)
             if recompute == "full":
-                step = recompute_forward(self.problem.step, dict.fromkeys(range(start, end), 0))
+                units = units_of_stage(recompute, range(start, end))
+                step = recompute_forward(self.problem.step, units)
             part = cut_part(step, start, end)
             # Only known methods ask where in the model a part stands; else one stands for all that
             # are equal, which would take gigabytes.
@@ -346,7 +349,9 @@ class CostArrays:
 def _least_recomputed(recompute: Recompute, last: bool) -> Recompute:
     """What a layer of a stage recomputes at least. "full" does all that "layer" does, but nothing
     in the last stage: no backward waits there for layers behind the stage."""
-    return "none" if recompute == "none" or (recompute == "full" and last) else "layer"
+    if recompute != "full":
+        return recompute
+    return "none" if last else "layer"
 
 
 def _sums(values: np.ndarray) -> np.ndarray:

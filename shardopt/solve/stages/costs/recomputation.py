@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph
+from shardopt.graph.recomputed_units import RecomputedUnits
 from shardopt.solve.stages.body.recomputation import Recomputation, find_recomputations
 from shardopt.solve.stages.step_graph import StepGraph, unread
 
@@ -20,11 +21,11 @@ def can_recompute(step: StepGraph) -> bool:
     return not any(op.block for op in step.graph.ops[slice(*step.loop)])
 
 
-def recompute_forward(step: StepGraph, unit_of_layer: Mapping[int, int]) -> StepGraph:
+def recompute_forward(step: StepGraph, units: RecomputedUnits) -> StepGraph:
     """The step in which every unit is recomputed (`find_recomputations`). Tensors keep their
     numbers. The body has no loops or branches (`can_recompute`), so row i is operation i of it."""
     rewriter = _Rewriter(step)
-    for recomputation in find_recomputations(step.body, unit_of_layer):
+    for recomputation in find_recomputations(step.body, units):
         rewriter.add(recomputation)
     return rewriter.step_graph()
 

@@ -125,7 +125,7 @@ def random_problem(seed: int) -> tuple[StageProblem, int | None]:
             int(rng.integers(groups)),
             recompute,
         )
-        for recompute in rng.choice(["none", "layer", "full"], int(rng.integers(1, 6)))
+        for recompute in rng.choice(["none", "selective", "layer", "full"], int(rng.integers(1, 6)))
     )
     shape = (layers + 1, layers + 1, len(configs))
     whole = rng.random() < 0.5  # whole numbers tie often

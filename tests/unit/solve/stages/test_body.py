@@ -3,12 +3,15 @@ any body."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardopt.graph.layered_body import OUTSIDE, LayeredBody
 from shardopt.graph.op_graph import SHARED
+from shardopt.graph.recomputed_units import RecomputedUnits
 from shardopt.solve.stages.body.backward import backward_rows
 from shardopt.solve.stages.body.recomputation import Recomputation, find_recomputations
 
@@ -50,19 +53,19 @@ def test_what_only_the_backward_reads_is_postponed_if_its_operands_are_kept() ->
 
 
 def test_a_unit_is_recomputed_from_what_enters_it() -> None:
-    [recomputation] = find_recomputations(CHAIN, {0: 0})
+    [recomputation] = find_recomputations(CHAIN, RecomputedUnits({0: 0}))
     assert recomputation == Recomputation(
         chain=(0, 1), readers=(3,), made=(0, 1), entering=(-1, -2), gradient=2, latest=2
     )
-    assert find_recomputations(CHAIN, {1: 1}) == ()
-    assert find_recomputations(CHAIN, {0: 0, 1: 0}) == ()
+    assert find_recomputations(CHAIN, RecomputedUnits({1: 1})) == ()
+    assert find_recomputations(CHAIN, RecomputedUnits({0: 0, 1: 0})) == ()
 
 
 def test_random_rows_are_kept() -> None:
     mask = LayeredBody(
         (0, 0, 1, 0), ((-1,), (0,), (1,), (2, 1)), ((0,), (1,), (2,), (3,)), random=frozenset({0})
     )
-    [recomputation] = find_recomputations(mask, {0: 0})
+    [recomputation] = find_recomputations(mask, RecomputedUnits({0: 0}))
     assert (recomputation.chain, recomputation.entering) == ((1,), (0,))
 
 
@@ -77,7 +80,10 @@ def bodies(draw: st.DrawFn) -> LayeredBody:
         values = st.sampled_from([*known, -1, -2])
         rows.append((layer, tuple(draw(st.lists(values, min_size=1, max_size=3, unique=True)))))
     returned = draw(st.lists(st.integers(0, len(rows) - 1), max_size=2))
-    return body(*rows, returned=tuple(returned))
+    plain = body(*rows, returned=tuple(returned))
+    sizes = {k: draw(st.integers(1, 9)) for k in range(len(rows))}
+    work = tuple(draw(st.sampled_from([0.0, 1.0, 1e4])) for _ in rows)
+    return replace(plain, sizes=sizes, work=work)
 
 
 def kept(rows: LayeredBody, backward: set[int]) -> set[int]:
@@ -105,13 +111,21 @@ def test_to_postpone_keeps_less(rows: LayeredBody, start: int, length: int) -> N
 
 
 @settings(max_examples=300, deadline=None)
-@given(bodies(), st.sampled_from([{0: 0}, {0: 0, 1: 1}, {0: 0, 1: 0}, {0: 0, 1: 1, 2: 2}]))
+@given(
+    bodies(),
+    st.sampled_from([{0: 0}, {0: 0, 1: 1}, {0: 0, 1: 0}, {0: 0, 1: 1, 2: 2}]),
+    st.sets(st.sampled_from([0, 1, 2])),
+)
 def test_copies_can_be_computed_where_they_stand(
-    rows: LayeredBody, unit_of_layer: dict[int, int]
+    rows: LayeredBody, unit_of_layer: dict[int, int], selective: set[int]
 ) -> None:
     """A copy reads only copies before it, what is there already, and what the barrier lets pass;
     the barrier waits for a gradient; and no copy is for nothing."""
-    for recomputation in find_recomputations(rows, unit_of_layer):
+    selective &= set(unit_of_layer.values())
+    recomputations = find_recomputations(rows, RecomputedUnits(unit_of_layer, frozenset(selective)))
+    firsts = [recomputation.readers[0] for recomputation in recomputations]
+    assert len(set(firsts)) == len(firsts)
+    for recomputation in recomputations:
         first = recomputation.readers[0]
         assert recomputation.gradient in rows.reads[first]
         assert rows.latest[recomputation.latest] == rows.reached[first]
