@@ -18,8 +18,13 @@ import numpy as np
 
 from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
-from shardopt.solve.assignment.search.repeated_layers import cheapest, solve_repeated, table_entries
-from shardopt.solve.assignment.search.sharding_ilp import improve
+from shardopt.solve.assignment.search.repeated_layers import (
+    cheapest,
+    is_large,
+    solve_repeated,
+    table_entries,
+)
+from shardopt.solve.assignment.search.sharding_ilp import improve, solve_directly
 from shardopt.solve.assignment.table_store import TableStore
 
 # For all restrictions together: of the work, and of the time, which loading the kernels takes its
@@ -103,13 +108,18 @@ def solve_in_steps(
     store: TableStore | None = None,
 ) -> Solution:
     """Least cost within memory, as `solve_repeated` with the same limits; no worse than `start`, if
-    that is allowed, nor than what was found for any of the masks.
+    that is allowed, nor than what was found for any of the masks. None is tried where presolve
+    leaves what dynamic programming solves.
 
     The statistics `restricted_NAME` say what the best assignment of each mask that was tried costs.
     """
     begin = monotonic()
     best, objectives = start, {}
     if table_entries(problem) > _MAX_DIRECT_ENTRIES:
+        if not is_large(problem):
+            direct = solve_directly(problem, limits, store=store)
+            if direct is not None:
+                return direct
         until = None if limits.seconds is None else begin + _TIME_SHARE * limits.seconds
         for mask in masks:
             share = replace(limits, work=int(_WORK_SHARE * limits.budget / len(masks)))

@@ -27,7 +27,7 @@ from shardopt.solve.assignment.search.component_solver import ComponentSolver, P
 from shardopt.solve.assignment.search.components import split_components
 from shardopt.solve.assignment.table_store import TableStore
 
-__all__ = ["Progress", "improve", "solve"]
+__all__ = ["Progress", "improve", "solve", "solve_directly"]
 
 # Kept of a time limit to put the answer together: a share of it, and of what presolve took, which
 # feels the same load.
@@ -61,13 +61,18 @@ def solve(
     ValueError for a `start` of the wrong shape."""
     run = _Run(problem, limits, start, progress, store=store)
     relaxed = run.without_memory() if problem.has_memory and not does_not_fit else None
-    # An optimum without memory that fits is the optimum; and what is infeasible without a limit is
-    # so with one.
-    if relaxed is not None and (
-        relaxed.status == "infeasible" or evaluate(problem, relaxed.choice).feasible
-    ):
+    if relaxed is not None and _is_answer(problem, relaxed):
         return relaxed
     return run.complete(relaxed)
+
+
+def solve_directly(
+    problem: Problem, limits: SearchLimits = NO_LIMITS, *, store: TableStore | None = None
+) -> Solution | None:
+    """The optimum where presolve leaves only what enumeration or dynamic programming solve, and it
+    fits the memory; else None."""
+    solution = _Run(problem, limits, None, None, store=store).without_memory()
+    return solution if solution is not None and _is_answer(problem, solution) else None
 
 
 def improve(
@@ -267,6 +272,12 @@ class _Run:
             **self.components.counts,
             "presolve_seconds": self.presolve_seconds,
         }
+
+
+def _is_answer(problem: Problem, relaxed: Solution) -> bool:
+    """Whether the optimum without memory is that within it: where it fits, and where there is none,
+    as what is infeasible without a limit is so with one."""
+    return relaxed.status == "infeasible" or evaluate(problem, relaxed.choice).feasible
 
 
 def _worst(statuses: list[Status]) -> Status:

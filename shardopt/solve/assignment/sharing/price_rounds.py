@@ -19,7 +19,7 @@ from shardopt.solve.assignment.sharing.shared_model import solve_exactly
 Solve = Callable[[Problem, Sequence[int] | None, SearchLimits], Solution]
 
 # Rounds are over when so many of them left more than this share of the gap.
-_PATIENCE, _PROGRESS = 6, 0.9
+_PATIENCE, _PROGRESS = 4, 0.9
 # Assignments sought near one, as long as each is better by this share.
 _SEEKS, _SOUGHT = 6, 1e-5
 # Tables of shares that differ: shares that would need more are not tried.
@@ -43,6 +43,7 @@ class PriceRounds:
     struck: bool = False
     late: bool = False
     programs: int = 0
+    sought: set[tuple[int, ...]] = field(default_factory=set)
 
     def run(self, shares: list[np.ndarray], most_rounds: int) -> None:
         """Rounds from these shares, until the gap is closed or little is gained."""
@@ -134,8 +135,7 @@ class PriceRounds:
     @property
     def is_over(self) -> bool:
         gaps = self.gaps
-        stalls = len(gaps) > _PATIENCE and gaps[-1] > _PROGRESS * gaps[-1 - _PATIENCE]
-        return self.late or self.is_close or stalls
+        return self.late or self.is_close or stalls(gaps)
 
     @property
     def is_close(self) -> bool:
@@ -161,14 +161,26 @@ class PriceRounds:
         if solution.bound > self.bound:
             self.bound, self.shares = solution.bound, shares
         used = self.offer(solution)
-        near = sharing.joining_shares(used)
-        if not (self.is_close or self.late) and sharing.table_bytes(near) <= _MAX_TABLE_BYTES:
-            closer = self.solved(sharing.priced(near), solution.choice)
-            if closer.choice:
-                self.offer(closer)
+        if not (self.is_close or self.late):
+            self._look_near(solution.choice, used)
         self.gaps.append(relative_gap(self.objective, self.bound))
         self._forget()
         return moved_shares(sharing, shares, used, self.objective - solution.bound)
+
+    def _look_near(self, choice: tuple[int, ...], used: list[np.ndarray]) -> None:
+        """An assignment that joins the users of arcs, sought once near each."""
+        near = self.sharing.joining_shares(used)
+        if choice in self.sought or self.sharing.table_bytes(near) > _MAX_TABLE_BYTES:
+            return
+        self.sought.add(choice)
+        closer = self.solved(self.sharing.priced(near), choice)
+        if closer.choice:
+            self.offer(closer)
+
+
+def stalls(gaps: Sequence[float]) -> bool:
+    """Whether the last rounds gained little."""
+    return len(gaps) > _PATIENCE and gaps[-1] > _PROGRESS * gaps[-1 - _PATIENCE]
 
 
 def moved_shares(

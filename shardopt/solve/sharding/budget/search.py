@@ -27,7 +27,7 @@ from shardopt.solve.assignment.problem import Solution, Status, relative_gap
 from shardopt.solve.assignment.search.repeated_layers import is_large
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.assignment.sharing.held_copies import with_held
-from shardopt.solve.assignment.sharing.price_rounds import moved_shares
+from shardopt.solve.assignment.sharing.price_rounds import moved_shares, stalls
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.assignment.sharing.shared_model import is_small, solve_exactly
 from shardopt.solve.sharding.budget.kept_copies import (
@@ -49,8 +49,9 @@ _MOST_ROUNDS, _MOST_EXACT_ROUNDS = 8, 24
 # billion parameters, twice this share makes the step 0.001 % shorter; ten times as much again made
 # the plans of eight stages 0.03 % shorter in all.
 _WORK_SHARE = 0.05
-# Rounds in which only prices change: each of a large problem takes seconds.
-_FEW_PRICES, _MANY_PRICES = 2, 24
+# Rounds in which only prices change: each of a large problem takes seconds. They begin from the
+# best plan, and need less work.
+_FEW_PRICES, _MANY_PRICES, _WORK_SHARE_OF_PRICES = 2, 24, 0.0125
 # A gap this small is rounding.
 OPTIMAL_GAP = 1e-7
 
@@ -135,7 +136,7 @@ class _Search:
         limits = replace(self.limits, work=int(_WORK_SHARE * self.limits.budget))
         copies: dict[Operand, None] = {}
         inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.start
-        number, left_rounds = 0, _MOST_ROUNDS
+        number, left_rounds, gaps = 0, _MOST_ROUNDS, list[float]()
         while left_rounds:
             number += 1
             problem = model.problem(inner, copies)
@@ -159,9 +160,11 @@ class _Search:
             plan = self._offer(model, solution.choice, number)
             if plan.peak_bytes <= self.limit:
                 moved = self._moved(sharing, shares, solution, bound)
-                if moved is None or inner < self.limit or not price_rounds:
+                gaps.append(relative_gap(self._least_seconds, bound))
+                if moved is None or inner < self.limit or not price_rounds or stalls(gaps):
                     break
                 price_rounds, shares = price_rounds - 1, moved
+                limits = replace(limits, work=int(_WORK_SHARE_OF_PRICES * self.limits.budget))
                 model = whole.priced(sharing.priced(shares))
                 continue
             left_rounds -= 1
@@ -218,21 +221,23 @@ class _Search:
             return replace(self.best, solution=self._judged(self.best.solution, last, bound))
         return self._least(model, proven, bound)
 
+    @property
+    def _least_seconds(self) -> float:
+        return inf if self.best is None else self.best.solution.objective
+
     def _is_close(self, bound: float) -> bool:
-        objective = inf if self.best is None else self.best.solution.objective
-        return relative_gap(objective, bound) <= max(self.limits.gap_tolerance, OPTIMAL_GAP)
+        gap = relative_gap(self._least_seconds, bound)
+        return gap <= max(self.limits.gap_tolerance, OPTIMAL_GAP)
 
     def _moved(
         self, sharing: Sharing, shares: list[np.ndarray], solution: Solution, bound: float
     ) -> list[np.ndarray] | None:
         """Prices under which the bound may be closer to the best plan; None if it is close
         enough."""
-        assert self.best is not None
-        objective = self.best.solution.objective
         if self._is_close(bound):
             return None
         used = sharing.used(solution.choice[: self.problem.problem.num_nodes])
-        return moved_shares(sharing, shares, used, objective - solution.bound)
+        return moved_shares(sharing, shares, used, self._least_seconds - solution.bound)
 
     def _offer(self, model: BudgetModel, choice: tuple[int, ...], number: int) -> IntraOpPlan:
         """The plan of a choice, which is kept if it fits and is cheaper than what was found
@@ -243,8 +248,7 @@ class _Search:
 
     def _keep(self, plan: IntraOpPlan, choice: tuple[int, ...], number: int) -> None:
         objective = self.problem.plan_seconds(plan)
-        best = inf if self.best is None else self.best.solution.objective
-        if plan.peak_bytes <= self.limit and objective < best:
+        if plan.peak_bytes <= self.limit and objective < self._least_seconds:
             solution = replace(self._of_choice(choice), objective=objective)
             self.best = Fit(solution, plan, rounds=number)
 

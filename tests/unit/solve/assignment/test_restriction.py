@@ -25,6 +25,7 @@ NUM_PROBLEMS = 60
 @pytest.fixture(autouse=True)
 def every_problem_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restriction, "_MAX_DIRECT_ENTRIES", -1)
+    monkeypatch.setattr(restriction, "is_large", lambda problem: True)
 
 
 def random_mask(problem: Problem, seed: int) -> Mask:
@@ -73,6 +74,21 @@ def test_the_whole_is_never_worse_than_a_part(memory: bool) -> None:
             better += best < 0.999 * part < np.inf
     assert tried > NUM_PROBLEMS / 2
     assert better > NUM_PROBLEMS / 10
+
+
+def test_no_part_is_tried_where_dynamic_programming_solves_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restriction, "is_large", lambda problem: False)
+    for memory in (False, True):
+        tried = 0
+        for seed in range(NUM_PROBLEMS):
+            problem = random_problem(seed, max_nodes=5, memory=memory)
+            solution = solve_in_steps(problem, [random_mask(problem, seed)])
+            best = brute_force(problem)
+            assert solution.objective == (pytest.approx(best) if best < np.inf else np.inf)
+            tried += f"restricted_{seed}" in solution.statistics
+        assert bool(tried) is memory  # where the optimum without memory does not fit
 
 
 def test_what_a_part_found_stands_when_no_time_is_left_for_the_whole(
