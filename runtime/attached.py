@@ -118,6 +118,10 @@ class AttachedBackend:
         statuses: dict[str, WorkerStatus | None] = self._backend.where()
         return statuses
 
+    def ask(self, method: str, seconds: float) -> dict[str, Any]:
+        answers: dict[str, Any] = self._backend.ask(method, seconds)
+        return answers
+
     def close(self) -> None:
         """The run ends its workers."""
 

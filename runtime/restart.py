@@ -3,7 +3,8 @@ out steps that are not to count."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -65,6 +66,7 @@ def run_steps(
     after: Callable[[Run, int, Outputs], None] = lambda run, step, outputs: None,
     stop: Callable[[], bool] = lambda: False,
     finish: Callable[[Run], None] = lambda run: None,
+    failed: Callable[[Run], None] = lambda run: None,
     recovery: Recovery = NO_RECOVERY,
 ) -> int:
     """Run until `steps` steps are done, or until `stop` says so after one, and `finish`; how many
@@ -81,12 +83,14 @@ def run_steps(
     values, and the steps since then run again. Left out, and counted without being run, is that
     step, or one before it that gave good results and left state that is not finite.
 
+    A run that fails or is interrupted is shown to `failed` before it is closed.
+
     Raises the MeshError of the last attempt, UserError, also for three steps in a row that are left
     out."""
     steps_left_out = _LeftOut(inspect, recovery.left_out)
     for attempt in range(recovery.restarts + 1):
         try:
-            with start(attempt) as run:
+            with start(attempt) as run, _telling(run, failed):
                 # Also what no checkpoint holds needs a first value: arguments that are not state.
                 begin(run)
                 checkpoint = recovery.later() if attempt else recovery.first()
@@ -118,6 +122,15 @@ def run_steps(
             checkpoint = recovery.later()
             recovery.notice(error, 0 if checkpoint is None else find_checkpoint(checkpoint)[1].step)
     raise AssertionError("the last attempt returns or raises")
+
+
+@contextmanager
+def _telling(run: Run, failed: Callable[[Run], None]) -> Iterator[None]:
+    try:
+        yield
+    except (MeshError, KeyboardInterrupt):
+        failed(run)
+        raise
 
 
 class _LeftOut:

@@ -36,6 +36,9 @@ from shardopt.runtime.tracing.watchdog import Watchdog, report
 from shardopt.runtime.tracing.where import WorkerStatus
 from shardopt.support.errors import UserError
 
+# For workers of a run that has failed, which may be gone, or stuck.
+_TRACE_SECONDS = 5.0
+
 
 class Backend(Protocol):
     """Workers, one a host of a mesh, wherever they are; they are called by the names of their
@@ -48,6 +51,10 @@ class Backend(Protocol):
         """Where every worker stands, by name, while another call runs; None for one that does not
         answer."""
 
+    def ask(self, method: str, seconds: float) -> Mapping[str, Any]:
+        """Call a `Worker` method that any thread may call, on all workers, whatever they are doing,
+        and wait so long; by worker, None for one that does not answer."""
+
     def call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Call a `Worker` method on some workers at once; their answers by worker. Raises
         MeshError."""
@@ -56,7 +63,8 @@ class Backend(Protocol):
 
 
 class Run:
-    """A running program; a context manager. After any MeshError only `close` makes sense."""
+    """A running program; a context manager. After any MeshError only `close` and `spans` make
+    sense."""
 
     def __init__(
         self,
@@ -265,8 +273,12 @@ class Run:
         }
 
     def spans(self) -> tuple[Span, ...]:
-        """What happened when in the newest steps, on all workers. Needs `trace`."""
-        return spans_of(self.program, self._everywhere("trace"))
+        """What happened when in the newest steps, on all workers; after a failure, on those that
+        still answer, up to where they were. Needs `trace`."""
+        if self._failure is None:
+            return spans_of(self.program, self._everywhere("trace"))
+        traces = self._backend.ask("trace", _TRACE_SECONDS)
+        return spans_of(self.program, {name: each for name, each in traces.items() if each})
 
     def usage(self) -> dict[str, Usage]:
         """What the last step took, by worker. Needs `trace`."""

@@ -182,7 +182,7 @@ class Worker:
         )
 
     def trace(self) -> dict[str, Any]:
-        """What `Recorder.trace` gives, between steps."""
+        """What `Recorder.trace` gives; may be called from any thread."""
         if self._recorder is None:
             raise self._no_times()
         return self._recorder.trace()

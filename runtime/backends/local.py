@@ -4,7 +4,7 @@ Knows no Ray."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,22 @@ class LocalBackend:
 
     def where(self) -> dict[str, WorkerStatus | None]:
         return {name: worker.where() for name, worker in self._workers.items()}
+
+    def ask(self, method: str, seconds: float) -> dict[str, Any]:
+        """Call a method that any thread may call, on all workers, from threads that nobody waits
+        for longer; None for one that does not answer."""
+        threads = {name: WorkerThread(f"ask-{name}") for name in self._workers}
+        answers = {
+            name: threads[name].submit(getattr(worker, method))
+            for name, worker in self._workers.items()
+        }
+        answered, _ = wait(answers.values(), timeout=seconds)
+        for thread in threads.values():
+            thread.close(0)
+        return {
+            name: future.result() if future in answered and future.exception() is None else None
+            for name, future in answers.items()
+        }
 
     def close(self) -> None:
         # A thread that waits for a message never comes to the end of its tasks.

@@ -69,8 +69,13 @@ class RemoteBackend(ABC):
 
     def where(self) -> dict[str, WorkerStatus | None]:
         """Where every worker stands, None for one that does not answer."""
-        answers = {host.name: self.control(host.name, "where") for host in self._all_hosts()}
-        answered, _ = wait(answers.values(), timeout=_ANSWER_SECONDS)
+        return self.ask("where", _ANSWER_SECONDS)
+
+    def ask(self, method: str, seconds: float) -> dict[str, Any]:
+        """Call a method that may be called at any time on all workers, and wait so long for
+        answers; None for one that does not answer."""
+        answers = {host.name: self.control(host.name, method) for host in self._all_hosts()}
+        answered, _ = wait(answers.values(), timeout=seconds)
         return {
             name: future.result() if future in answered and future.exception() is None else None
             for name, future in answers.items()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns, time_ns
 from typing import Any
@@ -28,6 +29,7 @@ DO, EXECUTE, TRANSMIT = 0, 1, 2
 Event = tuple[int, int, int, int, int, int, int, str]
 
 _MOST_STEPS = 32  # that are kept, the newest
+_FLUSH_SECONDS = 2.0
 # A thread that has to wait for its core between two clocks reads them milliseconds apart.
 _CLOCK_READINGS = 16
 
@@ -106,9 +108,11 @@ class Recorder:
     def trace(self) -> dict[str, Any]:
         """Plain values: the clock's offset to the time of day in ns, and the events of the newest
         steps."""
-        # Behind all that was submitted before, so that these events are there.
-        self._executions.submit(int).result()
-        events = [list(event) for of_step in self._steps.values() for event in of_step]
+        # Behind all that was submitted before, so that these events are there; one that never ends
+        # is in none.
+        with suppress(FutureTimeout):
+            self._executions.submit(int).result(_FLUSH_SECONDS)
+        events = [list(event) for of_step in [*self._steps.values()] for event in [*of_step]]
         return {"offset_ns": _clock_offset(), "events": events}
 
     def busy_seconds(self) -> float:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ import pytest
 from exported_model import example, inputs
 from pyarrow import parquet
 
+from shardopt.runtime import driver
 from shardopt.runtime.driver import open_run
+from shardopt.runtime.faults import Fault
+from shardopt.runtime.program.instructions import Run as RunInstruction
 from shardopt.runtime.program.memory import mesh_memory
 from shardopt.runtime.restart import LeaveOut, Recovery, run_steps
 from shardopt.runtime.run import Outputs, Run
@@ -523,6 +527,70 @@ def test_state_that_is_not_finite_becomes_no_checkpoint(tmp_path: Path) -> None:
         run.step({3: np.full((16, 4), np.nan, np.float32)})
     assert [step for step, _ in checkpoints(tmp_path)] == [1]
     assert len(notices) == 1 and "step 2: 'w" in notices[0] and "not finite" in notices[0]
+
+
+# ---- runs that fail ----
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "left"),
+    [
+        ("local", "raise", {"m0", "m1"}),
+        pytest.param("process", "raise", {"m0", "m1"}, marks=pytest.mark.slow),
+        pytest.param("process", "kill", {"m0"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_fails_leaves_its_trace(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    kind: str,
+    left: set[str],
+) -> None:
+    """Of the workers that are left, with the instructions before the one that failed."""
+    program = example()
+    (position,) = (
+        k
+        for k, each in enumerate(program.meshes[1].instructions)
+        if isinstance(each, RunInstruction) and each.label.startswith("update")
+    )
+    fault = Fault(kind, "m1", host=0, step=2, position=position)
+    monkeypatch.setattr(driver, "open_run", partial(open_run, faults=[fault]))
+    trace = tmp_path / "trace.json"
+    run = ("run", str(MODULE), "--quick-compile", "--steps", "4", "--backend", backend)
+    assert main([*run, "--trace", str(trace)]) == 3
+    captured = capsys.readouterr()
+    assert captured.err.count("error:") == 1 and "step 2" in captured.err
+    assert len(steps_of(captured.out)) == 2
+    boxes = [each for each in json.loads(trace.read_text())["traceEvents"] if each["ph"] == "X"]
+    named = {
+        each["pid"]: each["args"]["name"].removeprefix("mesh ")
+        for each in json.loads(trace.read_text())["traceEvents"]
+        if each["name"] == "process_name"
+    }
+    assert set(named.values()) == left
+    reached = {(named[each["pid"]], each["args"]["step"]) for each in boxes}
+    assert reached == {(mesh, step) for mesh in left for step in range(3)}
+    last = [
+        each["args"]["instruction"]
+        for each in boxes
+        if (named[each["pid"]], each["args"]["step"]) == ("m1", 2)
+    ]
+    assert not last or max(last) == position - 1
+
+
+def test_what_cannot_be_shown_of_a_failed_run_hides_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Fault("raise", "m1", host=0, step=0, position=0)
+    monkeypatch.setattr(driver, "open_run", partial(open_run, faults=[fault]))
+    monkeypatch.setattr(Run, "spans", lambda self: 1 / 0)
+    run = ("run", str(MODULE), "--quick-compile", "--trace", str(tmp_path / "trace.json"))
+    assert main([*run]) == 3
+    warning, error = capsys.readouterr().err.splitlines()
+    assert warning == "warning: the failed run cannot be shown: division by zero"
+    assert error.startswith("shardopt: error: mesh 'm1'") and "injected fault" in error
 
 
 # ---- checkpoints beside steps ----

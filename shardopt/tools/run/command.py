@@ -43,7 +43,7 @@ from shardopt.tools.run.metrics import (
     tokens_per_step,
 )
 from shardopt.tools.run.stopping import Stopping
-from shardopt.tools.run.views import add_views, check_targets, show_views, wants_trace
+from shardopt.tools.run.views import add_views, check_targets, show_failed, show_views, wants_trace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -281,6 +281,7 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Sequence[Me
             after=after,
             stop=stopping.asked,
             finish=finish,
+            failed=lambda run: show_failed(args, plan, run),
             recovery=Recovery(
                 args.checkpoint_dir,
                 args.resume,

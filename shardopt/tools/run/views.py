@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,7 @@ def show_views(args: argparse.Namespace, plan: Plan | None, run: Run) -> None:
         write_output(
             (json.dumps(run_trace(run.program, spans)) + "\n").encode(), str(args.trace_file)
         )
-    if plan is None or not (args.timeline or args.timeline_svg or args.report):
+    if plan is None or not spans or not (args.timeline or args.timeline_svg or args.report):
         return
     from shardopt.report.measured_timeline import comparison_svg, comparison_table
 
@@ -78,17 +79,28 @@ def show_views(args: argparse.Namespace, plan: Plan | None, run: Run) -> None:
         write_output(plan.report(measured, _title(args)).encode(), str(args.report))
 
 
+def show_failed(args: argparse.Namespace, plan: Plan | None, run: Run) -> None:
+    """The same of a run that has failed or was interrupted, as far as its workers still tell. What
+    goes wrong here is a warning: the reason of the failure follows."""
+    try:
+        show_views(args, plan, run)
+    except Exception as error:
+        print(f"warning: the failed run cannot be shown: {error}", file=sys.stderr)
+
+
 def _title(args: argparse.Namespace) -> str:
     return f"{Path(args.plan).resolve().name}, predicted and measured"
 
 
 def _measured(simulated: SimulationResult, run: Run, spans: tuple[Span, ...]) -> SimulationResult:
-    """The step of median length, without the first one if there are others: it warms up."""
+    """The step of median length, without the first one if there are others, as it warms up, and
+    without one that was not finished."""
     from shardopt.report.measured_timeline import length_of, measured_result, start_of
     from shardopt.runtime.tracing.spans import memory_over_time, task_times
     from shardopt.schedule.memory import MemoryProfile
 
     steps = sorted({span.step for span in spans})
+    steps = [step for step in steps if step < run.steps_done] or steps
     times = {step: task_times(spans, step) for step in steps[min(1, len(steps) - 1) :]}
     step = sorted(times, key=lambda step: length_of(times[step]))[len(times) // 2]
     zero, bytes_over_time = start_of(times[step]), memory_over_time(run.program, spans, step)
