@@ -132,6 +132,7 @@ class Worker:
         buffers = dict(self.program.arguments)
         for number, parts in values.items():
             self._set(buffers[number], parts)
+            self._context.renew_versions(number)
 
     def step(self, values: Mapping[int, Parts], step: int) -> None:
         """Run the list once, with some arguments replaced first. The number of the step is the same

@@ -88,6 +88,14 @@ class Context:
         }
         return frozenset(donated.union(buffer for buffer, _ in self.program.feedback))
 
+    def renew_versions(self, number: int) -> None:
+        """Let the older versions of an argument, which was given a value, begin as that."""
+        source = self.buffers[dict(self.program.arguments)[number]]
+        for version_of, buffer in self.program.versions:
+            if version_of == number:
+                # A step may consume one of them and keep the other.
+                self.buffers[buffer] = self.devices.copy(source)
+
     def tiling(self, buffer: int) -> Tiling:
         return Tiling(self.program.mesh, self.program.buffers[buffer], self.host)
 

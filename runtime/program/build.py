@@ -8,6 +8,8 @@
 4. SENDs are put in order where receivers would take them in another (`sends.py`).
 5. FREE is added, and COPY where a donated buffer is still needed (`liveness.py`).
 
+Older versions of arguments are no arguments of the program, and their successors no results.
+
 Tags and buffer ids are numbered in the order of emission, so both ends of a transfer agree and the
 program is the same in every run."""
 
@@ -58,6 +60,12 @@ def _finish(
         zip(exported.main.results, exported.results, strict=True)
     ):
         results[result.value.mesh].append((number, emitter.use(value)))
+    versions = {
+        number: each.version_of
+        for number, each in enumerate(exported.arguments)
+        if each.version_of is not None
+    }
+    hidden = {exported.arguments[number].alias for number in versions}
     parts = []
     for name, part in emitter.meshes.items():
         inputs = dict(arguments[name])
@@ -65,12 +73,17 @@ def _finish(
         program = MeshProgram(
             mesh=part.mesh,
             buffers=(),
-            arguments=tuple(inputs.items()),
+            arguments=tuple(pair for pair in inputs.items() if pair[0] not in versions),
             indices=tuple(sorted(part.indices.items())),
             instructions=(),
-            results=tuple(results[name]),
+            results=tuple(pair for pair in results[name] if pair[0] not in hidden),
             feedback=feedback,
             functions=tuple(emitter.functions[function] for function in part.functions),
+            versions=tuple(
+                (versions[number], buffer)
+                for number, buffer in inputs.items()
+                if number in versions
+            ),
         )
         parts.append(program)
     # Combined before they are ordered: what is received in order is whole messages.
@@ -80,7 +93,12 @@ def _finish(
         insert_frees(program, instructions, emitter.meshes[program.mesh.name].buffers)
         for program, instructions in zip(parts, lists, strict=True)
     )
-    return Program(exported.arguments, exported.results, emitter.routes, tuple(finished))
+    return Program(
+        tuple(each for number, each in enumerate(exported.arguments) if number not in versions),
+        tuple(each for number, each in enumerate(exported.results) if number not in hidden),
+        emitter.routes,
+        tuple(finished),
+    )
 
 
 def _feedback(

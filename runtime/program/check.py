@@ -54,7 +54,7 @@ def check_program(program: Program) -> tuple[str, ...]:
 
 def _check_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
     where = f"mesh {part.mesh.name}"
-    live = {buffer for _, buffer in (*part.arguments, *part.indices)}
+    live = set(part.initial_buffers)
     defined = set(live)
     # Buffers that wait to be completed, and the routes that they came by.
     landed: dict[int, int] = {}

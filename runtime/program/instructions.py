@@ -216,6 +216,8 @@ class MeshProgram:
     indices:    (microbatch, buffer): constants, loaded once
     results:    (result number of the program, buffer)
     feedback:   (buffer, argument's buffer): state for the next step, all moved when a step ends
+    versions:   (argument number of the program, buffer): state that is no argument, and begins as
+                what the argument is given
     """
 
     mesh: Mesh
@@ -226,6 +228,12 @@ class MeshProgram:
     results: tuple[tuple[int, int], ...]
     feedback: tuple[tuple[int, int], ...]
     functions: tuple[StageFunction, ...]
+    versions: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def initial_buffers(self) -> frozenset[int]:
+        """Buffers that hold something when a step begins."""
+        return frozenset(buffer for _, buffer in (*self.arguments, *self.versions, *self.indices))
 
     @property
     def state_buffers(self) -> frozenset[int]:

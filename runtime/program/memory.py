@@ -56,7 +56,7 @@ def mesh_memory(part: MeshProgram, temporaries: Mapping[str, int] | None = None)
     """Of a program that passes the other checks. `temporaries` are the bytes of functions by name,
     0 where unknown."""
     size, known = buffer_bytes(part), temporaries or {}
-    live = {buffer for _, buffer in (*part.arguments, *part.indices)}
+    live = set(part.initial_buffers)
     total = start = sum(size[buffer] for buffer in live)
     after: list[int] = []
     during: list[int] = []
@@ -112,7 +112,7 @@ def _place(part: MeshProgram, at: int) -> str:
 
 def _largest(part: MeshProgram, at: int) -> str:
     """Of the buffers that are live before or after the instruction."""
-    live = {buffer for _, buffer in (*part.arguments, *part.indices)}
+    live = set(part.initial_buffers)
     for each in part.instructions[: at + 1]:
         gone = (
             each.donated

@@ -53,6 +53,8 @@ def _format_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
             f"  %{buffer} = argument {number} '{program.arguments[number].name}' "
             f"{part.buffers[buffer]} ({keeping})"
         )
+    for number, buffer in part.versions:
+        yield f"  %{buffer} = version of argument {number} {part.buffers[buffer]} (state)"
     for microbatch, buffer in part.indices:
         yield f"  %{buffer} = index {microbatch}"
     for instruction in part.instructions:

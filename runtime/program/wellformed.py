@@ -56,7 +56,7 @@ def find_malformed(program: Program) -> Iterator[str]:
 
 
 def _of_frame(part: MeshProgram, program: Program) -> Iterator[str]:
-    numbers = [buffer for _, buffer in (*part.arguments, *part.indices)]
+    numbers = [buffer for _, buffer in (*part.arguments, *part.versions, *part.indices)]
     yield from (f"%{buffer} is defined {count} times" for buffer, count in _repeated(numbers))
     named = [
         *numbers,
@@ -75,7 +75,7 @@ def _of_frame(part: MeshProgram, program: Program) -> Iterator[str]:
                 f"function @{function.name} consumes arguments {list(function.donates)}, which "
                 "do not all exist"
             )
-    arguments = {buffer for _, buffer in part.arguments}
+    arguments = {buffer for _, buffer in (*part.arguments, *part.versions)}
     for _, target in part.feedback:
         if target not in arguments:
             yield f"%{target} is state, but no argument"
@@ -83,6 +83,7 @@ def _of_frame(part: MeshProgram, program: Program) -> Iterator[str]:
         return
     for what, pairs, known in (
         ("argument", part.arguments, program.arguments),
+        ("argument", part.versions, program.arguments),
         ("result", part.results, program.results),
     ):
         for number, buffer in pairs:
@@ -156,6 +157,12 @@ def _of_homes(program: Program) -> Iterator[str]:
                 yield (
                     f"mesh {part.mesh.name}: argument {number} is replaced by result {alias}, "
                     "but not in the list"
+                )
+        for number, buffer in part.versions:
+            if buffer not in feedback or number not in dict(part.arguments):
+                yield (
+                    f"mesh {part.mesh.name}: %{buffer} is a version of argument {number}, which is "
+                    "not on this mesh, or has no successor"
                 )
 
 

@@ -104,6 +104,7 @@ class WorkerState:
         token.block_until_ready()
         for number, array in zip(numbers, outputs, strict=True):
             self._context.buffers[self._buffers[number]] = array
+            self._context.renew_versions(number)
 
     def pieces(self, number: int, slice_: Slice) -> tuple[tuple[Slice, np.ndarray], ...]:
         """The parts of a global slice that this worker owns, in memory of their own."""
@@ -158,6 +159,7 @@ class WorkerState:
         self._context.buffers[buffer] = self._context.devices.put(
             self._context.program.buffers[buffer], shards
         )
+        self._context.renew_versions(number)
 
 
 def _write_shards(

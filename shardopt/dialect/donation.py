@@ -16,6 +16,8 @@ from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
 ALIASING_OUTPUT = "tf.aliasing_output"
 BUFFER_DONOR = "jax.buffer_donor"
 REPLACED_BY = "shardopt.replaced_by"
+# on a donated argument that holds an older version of another one
+VERSION_OF = "shardopt.version_of"
 
 
 def argument_attributes(func: ir.Operation) -> list[ir.DictAttr]:
@@ -74,6 +76,43 @@ def donation_faults(func: ir.Operation) -> Iterator[str]:
                     f"argument {number} {verb} result {result}: expected equal types, found "
                     f"{inputs[number]} and {results[result]}"
                 )
+    yield from _version_faults(func)
+
+
+def read_versions(func: ir.Operation) -> dict[int, int]:
+    """argument that is an older version -> the argument that it is one of."""
+    return {
+        index: ir.IntegerAttr(attrs[VERSION_OF]).value
+        for index, attrs in enumerate(argument_attributes(func))
+        if VERSION_OF in attrs
+    }
+
+
+def _version_faults(func: ir.Operation) -> Iterator[str]:
+    """What is wrong with arguments that are older versions of others: they stand behind all that
+    are none, are donated, and so are the arguments that they are versions of; so do the results
+    that replace them."""
+    versions = read_versions(func)
+    if not versions:
+        return
+    type_ = ir.FunctionType(ir.TypeAttr(func.attributes["function_type"]).value)
+    donated = read_donation(func)
+    first, visible = len(type_.inputs) - len(versions), len(type_.results) - len(versions)
+    for number, source in versions.items():
+        if number < first:
+            yield f"argument {number}: expected older versions behind all other arguments"
+        elif number not in donated or donated[number] < visible:
+            yield (
+                f"argument {number}: expected an older version to be replaced by a result behind "
+                "those of other arguments"
+            )
+        elif not 0 <= source < first or source not in donated:
+            yield f"argument {number}: expected the number of a donated argument, found {source}"
+        elif not _is_same_buffer(type_.inputs[number], type_.inputs[source]):
+            yield (
+                f"argument {number}: expected the type of argument {source}, found "
+                f"{type_.inputs[number]} and {type_.inputs[source]}"
+            )
 
 
 def read_replacements(func: ir.Operation) -> dict[int, int]:

@@ -27,7 +27,7 @@ from dataclasses import replace
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, read_donation
+from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, VERSION_OF, read_donation
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor, read_topology
 from shardopt.dialect.schedule import read_schedule
@@ -173,6 +173,7 @@ def _arguments(main: ir.Operation, reader: _Reader) -> tuple[Argument, ...]:
             _display_name(attrs, position_of(value).name or f"arg{number}"),
             reader.value(value.type),
             aliases.get(number),
+            ir.IntegerAttr(attrs[VERSION_OF]).value if VERSION_OF in attrs else None,
         )
         for number, (attrs, value) in enumerate(rows)
     )

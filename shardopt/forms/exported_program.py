@@ -40,11 +40,13 @@ class MeshValue:
 @dataclass(frozen=True)
 class Argument:
     """An argument of `@main`. `alias` is the number of the result that replaces it in the next
-    step, if it is state."""
+    step, if it is state. One that is an older version of argument `version_of` is no argument of
+    the model: it begins as that, and nobody sees it or its result."""
 
     name: str
     value: MeshValue
     alias: int | None
+    version_of: int | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from shardopt.dialect.annotation import SHARDING
 from shardopt.dialect.batch import BATCH, NO_BATCH, STEP_LOOP
 from shardopt.dialect.choices import CHOICES
 from shardopt.dialect.cluster import CLUSTER
-from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, REPLACED_BY
+from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, REPLACED_BY, VERSION_OF
 from shardopt.dialect.mpmd import (
     BACKWARD,
     COST,
@@ -85,6 +85,15 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "the next step, for state that is not donated. `shardopt.shard` writes it where argument "
         "and result are the same tree. Both get one sharding; "
         "`shardopt-annotate-shardings` removes it.",
+    ),
+    AttributeDoc(
+        VERSION_OF,
+        ("func.func",),
+        "0 : i64",
+        "shardopt-version-weights",
+        "On an argument of `@main` that holds an older version of the argument of this number: it "
+        "begins as that and is state, but no argument of the model. Versions and the results that "
+        "replace them come last.",
     ),
     AttributeDoc(
         SHARDING,

@@ -42,6 +42,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "choose-stages",
         "verify-placed",
         "mirror-stages",
+        "version-weights",
         "recompute-stages",
         "outline-fragments",
         "split-backward",

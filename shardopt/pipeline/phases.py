@@ -88,6 +88,8 @@ PHASES: tuple[Phase, ...] = (
             "shardopt-verify-placed",  # what stands behind it obeys, and trusts what it reads
             # first: what is recomputed is found in each of the two pipelines
             When("mirror-stages", ("shardopt-mirror-stages", "shardopt-verify-placed")),
+            # before fragments: a version lies where its weight does
+            When("version-weights", ("shardopt-version-weights", "shardopt-verify-placed")),
             # copies belong to the backward, so they are there before it is outlined
             "shardopt-recompute-stages",
             "shardopt-outline-fragments",

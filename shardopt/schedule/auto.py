@@ -68,7 +68,7 @@ def _candidates(work: Workload) -> Iterator[tuple[str, Schedule]]:
     stages, meshes = len(work.stage_to_mesh), work.num_meshes
     for kind in SCHEDULES.values():
         suits = kinds <= set(kind.kinds) and kind.suits(stages, meshes)
-        if suits and not kind.simulated_only and _are_apart(work.graph, stages // kind.streams):
+        if suits and kind.is_offered and _are_apart(work.graph, stages // kind.streams):
             schedule = build_schedule(kind.name, stages, work.num_microbatches, meshes)
             # Some lay stages on meshes in their own way (a V): their order does not suit others.
             if schedule.stage_to_mesh == work.stage_to_mesh:

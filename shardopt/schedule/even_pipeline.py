@@ -55,7 +55,7 @@ class EvenPipeline:
         kind = find_schedule(name)
         count = kind.listed_microbatches(self.num_microbatches)
         stages = self.num_meshes * self.stages_per_mesh(kind)
-        return build_schedule(name, stages, count, self.num_meshes)
+        return build_schedule(name, stages, count, self.num_meshes, training=True)
 
     def stages_per_mesh(self, kind: ScheduleKind) -> int:
         if kind.stages_per_mesh != SEVERAL:

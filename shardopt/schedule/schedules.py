@@ -22,7 +22,13 @@ from shardopt.schedule.builders.flat import (
     one_f_one_b_in_flight,
 )
 from shardopt.schedule.builders.interleaved import interleaved
-from shardopt.schedule.builders.pipedream import pipedream, pipedream_2bw
+from shardopt.schedule.builders.pipedream import (
+    pipedream,
+    pipedream_2bw,
+    pipedream_2bw_ages,
+    pipedream_ages,
+    step_of,
+)
 from shardopt.schedule.builders.terapipe import terapipe, terapipe_graph
 from shardopt.schedule.builders.v_shaped import v_half, v_min, zb_v
 from shardopt.schedule.builders.zero_bubble import zero_bubble
@@ -47,7 +53,6 @@ _USUAL_STAGES = 2
 # Stages a mesh that a search over schedules tries where any number may be.
 _SEARCHED_STAGES = (2, 3, 4)
 
-_STALE = "its gradients are of older weights, which is another computation than the model's step"
 _TOKENS = "it cuts the tokens of a causal model, where plans cut the batch"
 
 
@@ -61,11 +66,14 @@ class ScheduleKind:
     has (or `SEVERAL`).
 
     `in_flight(stages, microbatches)`, where it is known, is what counting on the task list would
-    give. `simulated_only` says why plans cannot run it (empty: they can); `delayed`, of one with
-    updates within a step, that microbatches use the weights from before the last one (see
-    `weight_versions`). `streams` pipelines share the meshes: its list has every stage of the model
-    so many times, and one number stands for so many microbatches. `mesh_multiple` must divide the
-    number of meshes. `graph` gives its tasks and what they wait for in a model that is a chain."""
+    give. `simulated_only` says why plans cannot run it (empty: they can). `weight_ages(stages)`,
+    where given, are the updates by which the weights of each stage are too old: it computes another
+    step than the model does. `training` lists several of its steps in a row, with their updates,
+    for the simulator; `delayed` says that microbatches use the weights from before the last of them
+    (see `weight_versions`). `streams` pipelines share the meshes: its list has every stage of the
+    model so many times, and one number stands for so many microbatches. `mesh_multiple` must divide
+    the number of meshes. `graph` gives its tasks and what they wait for in a model that is a
+    chain."""
 
     name: str
     build: ScheduleBuilder
@@ -73,6 +81,8 @@ class ScheduleKind:
     stages_per_mesh: int = 1
     in_flight: Callable[[int, int], tuple[int, ...]] | None = None
     simulated_only: str = ""
+    weight_ages: Callable[[int], tuple[int, ...]] | None = None
+    training: ScheduleBuilder | None = None
     delayed: bool = False
     streams: int = 1
     mesh_multiple: int = 1
@@ -120,10 +130,16 @@ class ScheduleKind:
         return len(self.kinds) > 1
 
     @property
+    def is_offered(self) -> bool:
+        """Whether plans can run it, and compute with it what the model does: others are for users
+        to ask for."""
+        return not self.simulated_only and self.weight_ages is None
+
+    @property
     def is_plain(self) -> bool:
         """One stage a mesh, and backwards that are not split: nothing about the program has to suit
         it."""
-        return self.stages_per_mesh == 1 and not self.splits_backward and not self.simulated_only
+        return self.stages_per_mesh == 1 and not self.splits_backward and self.is_offered
 
 
 SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
@@ -148,8 +164,21 @@ SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
                 mesh_multiple=2,
                 graph=chimera_graph,
             ),
-            ScheduleKind("pipedream", pipedream, simulated_only=_STALE),
-            ScheduleKind("pipedream-2bw", pipedream_2bw, simulated_only=_STALE, delayed=True),
+            ScheduleKind(
+                "pipedream",
+                step_of("pipedream"),
+                in_flight=one_f_one_b_in_flight,
+                weight_ages=pipedream_ages,
+                training=pipedream,
+            ),
+            ScheduleKind(
+                "pipedream-2bw",
+                step_of("pipedream-2bw"),
+                in_flight=one_f_one_b_in_flight,
+                weight_ages=pipedream_2bw_ages,
+                training=pipedream_2bw,
+                delayed=True,
+            ),
             ScheduleKind(
                 "terapipe",
                 terapipe,
@@ -199,9 +228,15 @@ def find_runnable(name: str) -> ScheduleKind:
 
 
 def build_schedule(
-    name: str, num_stages: int, num_microbatches: int, num_meshes: int | None = None
+    name: str,
+    num_stages: int,
+    num_microbatches: int,
+    num_meshes: int | None = None,
+    *,
+    training: bool = False,
 ) -> Schedule:
-    """Build the schedule called `name`, by default with as many stages a mesh as it wants at least.
+    """Build the schedule called `name`, by default with as many stages a mesh as it wants at least;
+    with `training` the tasks of several steps, where these overlap.
 
     Raises UserError for an unknown name, a count below 1, or numbers of stages and meshes that do
     not suit it."""
@@ -229,7 +264,8 @@ def build_schedule(
             f"schedule '{name}' needs {each} on every mesh, got {num_stages} stages on "
             f"{meshes} meshes"
         )
-    return kind.build(num_stages, num_microbatches, meshes)
+    build = kind.training if training and kind.training is not None else kind.build
+    return build(num_stages, num_microbatches, meshes)
 
 
 @dataclass(frozen=True)
@@ -324,7 +360,7 @@ def like(schedule: Schedule) -> str:
         several = kind.stages_per_mesh == SEVERAL
         name = f"{kind.name}:{stages // meshes}" if several else kind.name
         # Of several pipelines a list does not tell which stages are one of the model.
-        if kind.simulated_only or kind.streams > 1 or set(kind.kinds) != kinds:
+        if not kind.is_offered or kind.streams > 1 or set(kind.kinds) != kinds:
             continue
         if not kind.suits(stages, meshes):
             continue
@@ -347,7 +383,7 @@ def planned_schedules() -> Iterator[str]:
     of the others that train and that plans can run, as it wants other stages."""
     yield AUTO
     for kind in SCHEDULES.values():
-        if kind.trains and not kind.is_plain and not kind.simulated_only:
+        if kind.trains and not kind.is_plain and kind.is_offered:
             counts = _SEARCHED_STAGES if kind.stages_per_mesh == SEVERAL else ()
             yield from (f"{kind.name}:{count}" for count in counts)
             yield from () if counts else (kind.name,)

@@ -41,6 +41,7 @@ UNUSED = (
     "shardopt.sharding",
     "shardopt.recompute",
     "shardopt.streams",
+    "shardopt.version_of",
     "shardopt.intra_op",
     "shardopt.no_batch",
     "shardopt.step_loop",

@@ -84,6 +84,8 @@ def _derived(options: PlanOptions, phase: str) -> dict[str, object]:
             return {"split-backward": True}
         if kind is not None and kind.streams > 1:
             return {"mirror-stages": True}
+        if kind is not None and kind.weight_ages is not None:
+            return {"version-weights": True}
     return {}
 
 

@@ -1,28 +1,49 @@
 """PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503): pipelines that never drain,
 for which they pay with gradients of older weights and with memory for several versions of them.
 
-The tasks are those of 1F1B over a long row of microbatches, and an update (`A`) wherever the
-weights change. A backward needs the weights that its forward used, so a stage keeps every version
-that a microbatch in flight has seen."""
+The tasks of a step are those of 1F1B. A training is 1F1B over a long row of microbatches, and an
+update (`A`) wherever the weights change. A backward needs the weights that its forward used, so a
+stage keeps every version that a microbatch in flight has seen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from shardopt.schedule.builders.flat import one_f_one_b
 from shardopt.schedule.tasks import Schedule, Task, TaskKind
 
 
+def step_of(name: str) -> Callable[[int, int, int], Schedule]:
+    """The builder of the tasks of one step, which ends with its update."""
+
+    def build(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
+        return replace(one_f_one_b(num_stages, num_microbatches, num_meshes), name=name)
+
+    return build
+
+
+def pipedream_ages(num_stages: int) -> tuple[int, ...]:
+    """How many updates old the weights of each stage are: as many as come back while a microbatch
+    is on its way (arXiv 1806.03377, section 3.3, with weight stashing)."""
+    return tuple(range(num_stages))[::-1]
+
+
+def pipedream_2bw_ages(num_stages: int) -> tuple[int, ...]:
+    """One update for all stages (arXiv 2006.09503, section 3.1), but of a model in one stage."""
+    return (min(num_stages - 1, 1),) * num_stages
+
+
 def pipedream(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
-    """An update after every microbatch: stage s computes with weights that are `num_stages - 1 - s`
-    updates old."""
+    """A training, an update after every microbatch: stage s computes with weights that are
+    `num_stages - 1 - s` updates old."""
     return _with_updates("pipedream", num_stages, num_microbatches, 1)
 
 
 def pipedream_2bw(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
-    """An update after every `num_stages` microbatches, and after the last: all of a group see the
-    weights from before the last update (a delay of one), so two versions are enough on every
-    stage."""
+    """A training, an update after every `num_stages` microbatches, and after the last: all of a
+    group see the weights from before the last update (a delay of one), so two versions are enough
+    on every stage."""
     return _with_updates("pipedream-2bw", num_stages, num_microbatches, num_stages)
 
 

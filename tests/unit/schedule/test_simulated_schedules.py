@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from shardopt.schedule.builders.pipedream import weight_versions
 from shardopt.schedule.even_pipeline import EvenPipeline
-from shardopt.schedule.schedules import SCHEDULES, build_schedule, find_runnable, searched_schedules
+from shardopt.schedule.schedules import (
+    SCHEDULES,
+    build_schedule,
+    find_runnable,
+    like,
+    planned_schedules,
+    searched_schedules,
+)
 from shardopt.schedule.token_slices import token_slices
 from shardopt.support.errors import UserError
 
@@ -39,7 +46,8 @@ def test_chimera_takes_any_number_of_microbatches() -> None:
 def test_pipedream_keeps_versions_of_weights(meshes: int) -> None:
     for microbatches in range(meshes, 8 * meshes + 1, meshes):
         each, twice = (
-            build_schedule(name, meshes, microbatches) for name in ("pipedream", "pipedream-2bw")
+            build_schedule(name, meshes, microbatches, training=True)
+            for name in ("pipedream", "pipedream-2bw")
         )
         if microbatches >= 2 * meshes:  # with fewer the last ones leave before there are so many
             assert [weight_versions(row, delayed=False) for row in each.tasks] == list(
@@ -126,10 +134,24 @@ def test_tables_of_slices_are_checked(table: np.ndarray) -> None:
 
 
 def test_plans_do_not_run_what_is_only_simulated() -> None:
-    for name in ("pipedream", "pipedream-2bw", "terapipe"):
-        with pytest.raises(
-            UserError, match=f"schedule '{name}' is simulated only .*; plans run gpipe, 1f1b"
-        ):
-            find_runnable(name)
-        assert name not in searched_schedules(True)
-        assert SCHEDULES[name].simulated_only
+    with pytest.raises(
+        UserError, match=r"schedule 'terapipe' is simulated only .*; plans run gpipe, 1f1b"
+    ):
+        find_runnable("terapipe")
+    assert SCHEDULES["terapipe"].simulated_only
+
+
+@pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw", "terapipe"])
+def test_nobody_gets_another_computation_unasked(name: str) -> None:
+    assert name not in searched_schedules(True)
+    assert name not in planned_schedules()
+    assert like(build_schedule("1f1b", 4, 8)) != name
+
+
+def test_stages_of_pipedream_are_as_old_as_they_keep_versions() -> None:
+    for name in ("pipedream", "pipedream-2bw"):
+        kind = SCHEDULES[name]
+        rows = build_schedule(name, 4, 16, training=True).tasks
+        kept = [weight_versions(row, kind.delayed) for row in rows]
+        assert kind.weight_ages is not None
+        assert [1 + age for age in kind.weight_ages(4)] == kept
