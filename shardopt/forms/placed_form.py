@@ -28,9 +28,8 @@ from shardopt.forms import clustered_form
 from shardopt.forms.imported_form import Violation
 from shardopt.forms.mesh_checks import mesh_errors
 from shardopt.graph.op_graph import SHARED
+from shardopt.graph.recomputed_units import MODE_TEXT, is_mode
 from shardopt.mesh.mesh import Mesh
-
-_MODES = ("none", "selective", "layer", "full")
 
 
 def violations(module: ir.Module) -> Iterator[Violation]:
@@ -73,11 +72,8 @@ def _of_stages(
                 f"expected a mesh of the topology ({', '.join(names)}) {where}, found "
                 f"'{stage.mesh}'"
             )
-        if stage.recompute not in _MODES:
-            yield (
-                f"expected recompute as one of {', '.join(_MODES)} {where}, found "
-                f"'{stage.recompute}'"
-            )
+        if not is_mode(stage.recompute):
+            yield f"expected recompute as one of {MODE_TEXT} {where}, found '{stage.recompute}'"
         next_layer = stage.last + 1
     ops = (*program.body_ops, *program.prologue, *program.epilogue)
     layers = 1 + max((ir.IntegerAttr(op.attributes[LAYER]).value for op in ops), default=SHARED)

@@ -198,8 +198,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "What every stage recomputes in its backward pass instead of keeping it for each "
         'microbatch in flight: nothing (`"none"`), what is cheap to compute and large to keep '
         '(`"selective"`), the forward of each layer from what enters the '
-        'layer (`"layer"`), or its whole forward from what the stage receives (`"full"`). Absent '
-        "where no stage recomputes.",
+        'layer (`"layer"`), or its whole forward from what the stage receives (`"full"`); with '
+        "`:K` of the first K layers alone. Absent where no stage recomputes.",
     ),
     AttributeDoc(
         STREAMS,

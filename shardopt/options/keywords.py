@@ -17,7 +17,6 @@ from shardopt.options.names import (
     IntraOp,
     MeshIntraOp,
     OverlapChoice,
-    RecomputeChoice,
     ReshardingStrategy,
 )
 
@@ -90,9 +89,9 @@ class PlanKeywords(TypedDict, total=False):
     """Collectives run beside computing (docs/reference/costs.md): as the cluster says, always,
     never. Default: 'auto'."""
 
-    recompute: RecomputeChoice
+    recompute: str
     """What stages compute again in their backward: nothing, what is cheap and large, each layer,
-    or all of it. Default: 'auto'."""
+    or all of it; with :K only the first K layers of each stage. Default: 'auto'."""
 
     resharding: ReshardingStrategy
     """How values travel between meshes (docs/concepts/resharding.md); auto: the cheapest for
@@ -243,9 +242,9 @@ class StepKeywords(TypedDict, total=False):
     """Collectives run beside computing (docs/reference/costs.md): as the cluster says, always,
     never. Default: 'auto'."""
 
-    recompute: RecomputeChoice
+    recompute: str
     """What stages compute again in their backward: nothing, what is cheap and large, each layer,
-    or all of it. Default: 'auto'."""
+    or all of it; with :K only the first K layers of each stage. Default: 'auto'."""
 
     resharding: ReshardingStrategy
     """How values travel between meshes (docs/concepts/resharding.md); auto: the cheapest for

@@ -13,9 +13,6 @@ Unreduced = Literal["auto", "on", "off"]
 ShardingFormat = Literal["mhlo", "sdy", "collectives"]
 ReshardingStrategy = Literal["auto", "send_recv", "local_allgather", "broadcast"]
 
-# What a stage computes again in its backward; `auto` leaves the choice to the planner.
-Recompute = Literal["none", "selective", "layer", "full"]
-RecomputeChoice = Literal["auto", Recompute]
 OverlapChoice = Literal["auto", "on", "off"]
 
 # Planners of stages. `equal-op` is `equal-layer` on layers of equally many operations, so no

@@ -12,7 +12,6 @@ from shardopt.options.names import (
     InterOp,
     IntraOp,
     OverlapChoice,
-    RecomputeChoice,
     ReshardingStrategy,
     Unreduced,
 )
@@ -159,11 +158,12 @@ class PlanOptions:
         phases=("stage", "intra"),
         functions=_EVERYWHERE,
     )
-    recompute: RecomputeChoice = row(
+    recompute: str = row(
         "auto",
         help="what stages compute again in their backward: nothing, what is cheap and large, each "
-        "layer, or all of it",
+        "layer, or all of it; with :K only the first K layers of each stage",
         phases=("stage",),
+        metavar="auto|none|selective[:K]|layer[:K]|full",
     )
     resharding: ReshardingStrategy = row(
         "auto",

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from shardopt.graph.recomputed_units import MODE_PATTERN, MODE_TEXT, is_mode
 from shardopt.hardware.cluster_file import DESCRIPTION
 from shardopt.options.plan_options import PlanOptions
 from shardopt.planfile.option_fields import Options
 from shardopt.planfile.parts import (
-    RECOMPUTE,
     VERSION,
     PlanFile,
     PlannedCopy,
@@ -45,6 +45,17 @@ class SubmeshSizes:
 
     def schema(self) -> Schema:
         return {"type": "string", "pattern": "^[1-9][0-9]{0,8}x[1-9][0-9]{0,8}$"}
+
+
+class _Mode:
+    def read(self, value: Any, path: str, errors: list[str]) -> str | None:
+        if not isinstance(value, str) or not is_mode(value):
+            errors.append(f"field '{path}': expected one of {MODE_TEXT}, got {value!r:.80}")
+            return None
+        return value
+
+    def schema(self) -> Schema:
+        return {"type": "string", "pattern": f"^({MODE_PATTERN})$"}
 
 
 class _Version:
@@ -108,7 +119,7 @@ _STAGE = Record(
         "devices": Field(
             Nullable(Items(INDEX, 1)), "device ids in row-major order of the axes", None
         ),
-        "recompute": Field(Nullable(Text(choices=RECOMPUTE)), "what the backward recomputes", None),
+        "recompute": Field(Nullable(_Mode()), "what the backward recomputes", None),
         "intra_op": Field(Nullable(Text()), "how the stage is sharded: ilp, or a preset", None),
         "shardings": Field(Nullable(_SHARDINGS), "of the values of the stage", None),
         "predicted": Field(

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from json import dumps
-from typing import Any, get_args
+from typing import Any
 
 from shardopt.hardware.cluster import Cluster, Submesh
 from shardopt.hardware.cluster_file import describe
-from shardopt.options.names import Recompute
 
 VERSION = 3
 PREDICTED_SECONDS = ("step_seconds", "formula_seconds", "formula_bound")
-RECOMPUTE: tuple[str, ...] = get_args(Recompute)
 
 # (layer, how many operations in a row belong to it); layer -1: every reader repeats them
 Runs = tuple[tuple[int, int], ...]

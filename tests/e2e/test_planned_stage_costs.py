@@ -73,7 +73,9 @@ def test_a_price_is_what_the_shard_phase_plans(name: str) -> None:
     assert others > 0
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "layer", "full"])
+@pytest.mark.parametrize(
+    "recompute", ["none", "selective", "selective:1", "layer:1", "layer", "full"]
+)
 def test_a_stage_of_two_costs_what_it_recomputes(recompute: str) -> None:
     """Two stages on one device each: every one costs what the shard phase says of its fragments."""
     plan_options = options("gpt", stages=2, layers=4, submesh="1x1", recompute=recompute)

@@ -52,9 +52,11 @@ def _from_own_forward(value: ir.Value, reader: ir.Operation) -> bool:
 
 
 def test_only_what_enters_a_layer_or_the_stage_is_kept() -> None:
-    kept = {mode: handed_over(mode) for mode in ("none", "selective", "layer", "full")}
+    modes = ("none", "selective", "layer:1", "layer", "full")
+    kept = {mode: handed_over(mode) for mode in modes}
     assert len(kept["none"]) == 1
     assert kept["none"][0] > kept["selective"][0]
+    assert kept["none"][0] > kept["layer:1"][0] > kept["layer"][0]
     assert kept["none"][0] > kept["layer"][0] > kept["full"][0] == 0
 
 
@@ -75,6 +77,9 @@ def test_the_loop_says_what_is_recomputed() -> None:
         ("gpt", "selective", {"layers": 4, "stages": 1, "submesh": "1x4"}),
         ("scanned", "selective", {"layers": 4, "stages": 4, "submesh": "1x1", "microbatches": 4}),
         ("clipped", "selective", {"layers": 2}),
+        ("gpt", "selective:1", {"layers": 4}),
+        ("gpt", "layer:1", {"layers": 4}),
+        ("gpt", "layer:3", {"layers": 4, "stages": 1, "submesh": "1x4"}),
         ("gpt", "layer", {"layers": 4}),
         ("gpt", "full", {"layers": 4}),
         ("gpt", "layer", {"layers": 4, "stages": 1, "submesh": "1x4"}),

@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "mesh": {"support"},
     "graph": {"mesh"},
     "hardware": {"support", "mesh"},
-    "planfile": {"support", "options", "mesh", "hardware"},
+    "planfile": {"support", "options", "mesh", "graph", "hardware"},
     "cost": {"mesh", "hardware"},
     "xla_text": {"mesh", "cost"},
     "schedule": {"support", "hardware"},

@@ -30,10 +30,11 @@ from jaxlib.mlir import ir
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.prediction import PlannedPrediction
 from shardopt.dialect.program import read_program
+from shardopt.graph.recomputed_units import MODE_TEXT, is_mode
 from shardopt.hardware.cluster_file import with_overlap
 from shardopt.hardware.memory_limit import check_budget, check_memory_options
 from shardopt.hardware.profile_file import with_profile
-from shardopt.options.names import IntraOp, OverlapChoice, RecomputeChoice, StagePlanner
+from shardopt.options.names import IntraOp, OverlapChoice, StagePlanner
 from shardopt.passes.base import Pass, PassContext, option, plan_option
 from shardopt.passes.stages.choosing import StageChooser
 from shardopt.passes.stages.placing import (
@@ -70,7 +71,7 @@ class ChooseStages(Pass):
         help="schedule that the stages are planned for; auto: the one with the shortest step",
     )
     overlap: OverlapChoice = plan_option("overlap")
-    recompute: RecomputeChoice = plan_option("recompute")
+    recompute: str = plan_option("recompute")
     memory_fraction: float = plan_option("memory_fraction")
     memory_budget: str = plan_option("memory_budget")
     faster_than: float = option(
@@ -80,6 +81,10 @@ class ChooseStages(Pass):
 
     def __post_init__(self) -> None:
         check_memory_options(self.memory_fraction, self.memory_budget)
+        if self.recompute != "auto" and not is_mode(self.recompute):
+            raise UserError(
+                f"expected option recompute to be auto, {MODE_TEXT}, found '{self.recompute}'"
+            )
 
     def check_options(self) -> None:
         plan_file = load_plan_file(self.plan) if self.plan else PlanFile(VERSION)

@@ -11,9 +11,9 @@ from jaxlib.mlir import ir
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import PlannedPrediction
 from shardopt.dialect.program import StepProgram
+from shardopt.graph.recomputed_units import MODES, searched_modes
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.memory_limit import memory_limit
-from shardopt.options.names import Recompute
 from shardopt.passes.base import PassContext
 from shardopt.passes.stages.open_configs import open_configs, with_recomputation
 from shardopt.passes.stages.placing import ChosenStages, usual_for
@@ -33,7 +33,6 @@ from shardopt.solve.stages.search.plan_file_stages import (
 )
 from shardopt.solve.stages.search.plan_search import PlanSearch, search_plans
 from shardopt.solve.stages.search.shared_meshes import sharing_planner
-from shardopt.solve.stages.stage_problem import RECOMPUTE
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -132,9 +131,10 @@ class StageChooser:
         # Stages of one mesh share its memory: the search gives each of them an equal part.
         each = kind.stages_per_mesh
         configs = open_configs(cluster, options.submesh, options.logical_shape, options.intra_op)
-        modes: tuple[Recompute, ...] = (
-            RECOMPUTE if options.recompute == "auto" else (options.recompute,)
-        )
+        modes: tuple[str, ...] = (options.recompute,)
+        if options.recompute == "auto":
+            # Planners of the literature know stages that recompute as a whole.
+            modes = searched_modes(step.num_layers) if options.inter_op == "dp" else MODES
         if not can_recompute(step):
             modes = ("none",)  # what loops would recompute has no known cost
         configs = with_recomputation(

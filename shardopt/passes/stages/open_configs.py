@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardopt.hardware.cluster import Cluster
-from shardopt.options.names import Recompute
 from shardopt.solve.stages.stage_problem import StageConfig, stage_configs
 from shardopt.support.errors import UserError
 
@@ -30,7 +29,7 @@ def open_configs(
 
 
 def with_recomputation(
-    allowed: Sequence[StageConfig], modes: Sequence[Recompute]
+    allowed: Sequence[StageConfig], modes: Sequence[str]
 ) -> tuple[StageConfig, ...]:
     """Each config with every mode of recomputation, and those that have one already: a plan file
     asks for them."""

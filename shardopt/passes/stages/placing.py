@@ -15,7 +15,6 @@ from shardopt.dialect.stages import PlacedStage, write_stages
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Mesh
-from shardopt.options.names import RecomputeChoice
 from shardopt.planfile.parts import PlanFile, PlannedStage
 from shardopt.schedule.schedules import (
     find_schedule,
@@ -69,7 +68,7 @@ def place_stages(
     file_stages: Sequence[PlannedStage],
     cluster: Cluster,
     num_microbatches: int,
-    recompute: RecomputeChoice,
+    recompute: str,
 ) -> StagesOnMeshes:
     """Where each stage runs: on the devices of the plan file, or as the schedule lays stages on
     meshes.

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 
 from shardopt.hardware.cluster import Cluster, Submesh
 from shardopt.hardware.topology import logical_shapes, submeshes
-from shardopt.options.names import Recompute
 
 # (first layer, layer after the last, config), in pipeline order.
 Stages = tuple[tuple[int, int, int], ...]
 # (stage from the end, 1 = last; number of stages; microbatches) -> microbatches in flight.
 InFlight = Callable[[int, int, int], float]
-RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 
 
 @dataclass(frozen=True)
@@ -30,14 +27,15 @@ class StageConfig:
     `logical_shape`.
 
     `recompute`: what the backward recomputes instead of keeping it: nothing, what is cheap and
-    large, the insides of each layer, or the whole stage. `method` is how the values inside are
-    sharded: by the solver (`ilp`), or as a preset does (`shardopt.solve.presets`)."""
+    large, the insides of each layer, or the whole stage (`shardopt.graph.recomputed_units`).
+    `method` is how the values inside are sharded: by the solver (`ilp`), or as a preset does
+    (`shardopt.solve.presets`)."""
 
     num_devices: int
     submesh: Submesh
     logical_shape: tuple[int, int]
     group: int = 0
-    recompute: Recompute = "none"
+    recompute: str = "none"
     method: str = "ilp"
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@
 // NONE: error: expected attribute 'shardopt.stages' on '@main' (run shardopt-choose-stages first), found none
 // GAP: error: expected layers from 1 on in stage 1 of 'shardopt.stages', found 2 to 2
 // FEW: error: expected all 2 layers in 'shardopt.stages', found 1
-// MESH: error: expected recompute as one of none, selective, layer, full in stage 0 of 'shardopt.stages', found 'all'
+// MESH: error: expected recompute as one of none, selective, layer, full, selective:K or layer:K (the first K layers) in stage 0 of 'shardopt.stages', found 'all'
 // MESH: note: expected a mesh of the topology (m0, m1) in stage 1 of 'shardopt.stages', found 'm2'
 // DEVICES: error: expected disjoint meshes, found device 0 in 'm0' and in 'm1'
 // FLIGHT: error: expected a number from 1 for each of 2 stages in 'shardopt.in_flight', found [2]

@@ -185,7 +185,8 @@ ERRORS = [
     (
         "stages.0.recompute",
         "some",
-        "field 'stages[0].recompute': expected one of none, selective, layer, full, got 'some'",
+        "field 'stages[0].recompute': expected one of none, selective, layer, full, "
+        "selective:K or layer:K (the first K layers), got 'some'",
     ),
     (
         "stages.0.predicted.peak_bytes",

@@ -15,9 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from shardopt.graph.op_graph import SHARED
-from shardopt.graph.recomputed_units import units_of_stage
+from shardopt.graph.recomputed_units import split_mode, units_of_stage
 from shardopt.mesh.mesh import Mesh
-from shardopt.options.names import Recompute
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.costs.bounds import RelaxedLayer, Rooflines, kept_bytes, relaxed_layer
 from shardopt.solve.stages.costs.cost_cache import CostCache
@@ -42,21 +41,22 @@ class CostArrays:
     problem: CandidateProblem
     cost_cache: CostCache
     refusals: dict[str, None] = field(default_factory=dict)
-    _parts: dict[tuple[int, int, Recompute], StagePart] = field(default_factory=dict)
+    _parts: dict[tuple[int, int, str], StagePart] = field(default_factory=dict)
     _part_of_key: dict[str, StagePart] = field(default_factory=dict)
-    _relaxed: dict[tuple[int, bool, Recompute], RelaxedLayer] = field(default_factory=dict)
+    _relaxed: dict[tuple[int, bool, str], RelaxedLayer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problem = self.problem
-        self.candidates = problem.candidates()
+        self.candidates = problem.candidates() & ~self._twice()
         self.level = np.full(self.candidates.shape, ROOFLINE, dtype=np.int8)
         self.forward_seconds = np.zeros(self.candidates.shape)
-        # Of a layer in a stage before the last and in the last one, [2, O, L].
         self.layer_seconds = np.array(self._roofs()) / problem.num_microbatches
         self.layer_is_solved = np.zeros(self.layer_seconds.shape, dtype=bool)
-        before, last = (_sums(seconds) for seconds in self.layer_seconds)
-        before[:, -1] = last[:, -1]
-        self.seconds = np.where(self.candidates, before, np.inf)
+        self.seconds = np.full(self.candidates.shape, np.inf)
+        for c in range(len(problem.configs)):
+            for ends, last in ((slice(None, -1), False), (slice(-1, None), True)):
+                sums = self._joined(self.layer_seconds, c, last)[:, ends]
+                self.seconds[:, ends, c] = np.where(self.candidates[:, ends, c], sums, np.inf)
         devices = np.array([config.num_devices for config in problem.configs], dtype=float)
         self.fixed_bytes = _sums(self._state_bytes()[None, :] / devices[:, None])
         self.activation_bytes = np.stack(
@@ -149,101 +149,148 @@ class CostArrays:
                 state_bytes[layer] += step.graph.tensors[tensor].size_bytes
         return state_bytes
 
-    def _roofs(self) -> list[list[np.ndarray]]:
-        """Seconds of every layer on each config with nothing communicated, of a step: in a stage
-        before the last, and in the last."""
-        keys = [
-            [
-                (_least_recomputed(config.recompute, last), mesh)
-                for config, mesh in zip(self.problem.configs, self.meshes, strict=True)
-            ]
+    def _twice(self) -> np.ndarray:
+        """Candidates that recompute their first K layers where they have no more, and all is a
+        config of its own, `[L + 1, L + 1, C]`."""
+        configs, num_layers = self.problem.configs, self.problem.num_layers
+        layers = np.arange(num_layers + 1)
+        length = layers[None, :] - layers[:, None]
+        known = set(configs)
+        rows = []
+        for config in configs:
+            kind, count = split_mode(config.recompute)
+            is_known = replace(config, recompute=kind) in known
+            rows.append(length <= (count if count is not None and is_known else -num_layers - 1))
+        return np.stack(rows, axis=2)
+
+    @cached_property
+    def _modes(self) -> tuple[tuple[tuple[str, str, int], ...], ...]:
+        """For stages before the last, and for the last, of each config: what its first layers do
+        at least, what the others do, and how many are the first."""
+        rows = []
+        for last in (False, True):
+            modes = []
+            for config in self.problem.configs:
+                kind, count = split_mode(_least_recomputed(config.recompute, last))
+                whole = self.problem.num_layers
+                modes.append((kind, kind if count is None else "none", count or whole))
+            rows.append(tuple(modes))
+        return tuple(rows)
+
+    @cached_property
+    def _rows(self) -> dict[tuple[bool, str, Mesh], int]:
+        """The row of `layer_seconds` of what a layer does at least on a mesh, in a stage before
+        the last or in the last one."""
+        keys = dict.fromkeys(
+            (last, mode, mesh)
             for last in (False, True)
-        ]
-        distinct = dict.fromkeys(key for row in keys for key in row)
+            for modes, mesh in zip(self._modes[last], self.meshes, strict=True)
+            for mode in modes[:2]
+        )
+        return {key: row for row, key in enumerate(keys)}
+
+    def _joined(self, values: np.ndarray, c: int, last: bool) -> np.ndarray:
+        """`[rows, L]` to `[L + 1, L + 1]`: what the layers of each interval have together on a
+        config."""
+        first, rest, count = self._modes[last][c]
+        rows = [self._rows[last, mode, self.meshes[c]] for mode in (first, rest)]
+        return _first_and_rest(values[rows[0]], values[rows[1]], count)
+
+    def _roofs(self) -> list[np.ndarray]:
+        """Seconds of every layer with nothing communicated, of a step, for each of `_rows`."""
         of_mode = {
             mode: Rooflines(self._step(mode), self.problem.cluster)
-            for mode in dict.fromkeys(mode for mode, _ in distinct)
+            for mode in dict.fromkeys(mode for _, mode, _ in self._rows)
         }
-        known = {(mode, mesh): of_mode[mode].seconds(mesh) for mode, mesh in distinct}
-        return [[known[key] for key in row] for row in keys]
+        known: dict[tuple[str, Mesh], np.ndarray] = {}
+        for _, mode, mesh in self._rows:
+            if (mode, mesh) not in known:
+                known[mode, mesh] = of_mode[mode].seconds(mesh)
+        return [known[mode, mesh] for _, mode, mesh in self._rows]
 
-    def _kept_bytes(self, recompute: Recompute) -> np.ndarray:
+    def _kept_bytes(self, recompute: str) -> np.ndarray:
         """Bytes that the forward of every interval keeps for its backward, at least, `[L + 1, L +
         1]`."""
-        if recompute not in self._kept:
+        kind, count = split_mode(recompute)
+        if count is not None:
+            rest = self._made_and_entering("none")[0]
+            if kind == "selective":
+                return _first_and_rest(self._made_and_entering(kind)[0], rest, count)
+            nothing = _first_and_rest(np.zeros_like(rest), rest, count)
+            return nothing + self._made_and_entering(kind)[1][:, None]
+        made, entering = self._made_and_entering(kind)
+        if kind in ("none", "selective"):
+            return _sums(made[None, :])[..., 0]
+        # A stage that recomputes all keeps what enters its first layer, wherever it ends.
+        return np.repeat(entering[:, None], len(entering), axis=1)
+
+    def _made_and_entering(self, mode: str) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes that every layer alone keeps at least, `[L]` of what it makes and `[L + 1]` of
+        what enters it."""
+        if mode not in self._kept:
             parts = [
-                self._relaxed_layer(layer, False, recompute).part
+                self._relaxed_layer(layer, False, mode).part
                 for layer in range(self.problem.num_layers)
             ]
             known = {part.key: part for part in parts}
             of_part = {key: kept_bytes(part) for key, part in known.items()}
-            made, entering_bytes = np.array([of_part[part.key] for part in parts], dtype=float).T
-            entering = np.append(entering_bytes, 0.0)[:, None]
-            # A stage that recomputes all keeps what enters its first layer, wherever it ends.
-            self._kept[recompute] = (
-                _sums(made[None, :])[..., 0]
-                if recompute in ("none", "selective")
-                else np.repeat(entering, len(entering), axis=1)
-            )
-        return self._kept[recompute]
+            made, entering = np.array([of_part[part.key] for part in parts], dtype=float).T
+            self._kept[mode] = made, np.append(entering, 0.0)
+        return self._kept[mode]
 
     @cached_property
-    def _kept(self) -> dict[Recompute, np.ndarray]:
+    def _kept(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         return {}
 
-    def _step(self, recompute: Recompute) -> StepGraph:
+    def _step(self, mode: str) -> StepGraph:
         """The step as it is, or with every layer recomputed as a stage does it at least."""
-        if recompute not in self._steps:
-            mode = "layer" if recompute == "full" else recompute
-            units = units_of_stage(mode, range(self.problem.num_layers))
-            self._steps[recompute] = recompute_forward(self.problem.step, units)
-        return self._steps[recompute]
+        if mode not in self._steps:
+            kind = "layer" if mode == "full" else mode
+            units = units_of_stage(kind, range(self.problem.num_layers))
+            self._steps[mode] = recompute_forward(self.problem.step, units)
+        return self._steps[mode]
 
     @cached_property
-    def _steps(self) -> dict[Recompute, StepGraph]:
+    def _steps(self) -> dict[str, StepGraph]:
         return {"none": self.problem.step}
 
     def _bound_layers(self, candidate: Candidate) -> None:
         """Solve one layer of a candidate: of those that are alike, the most numerous, which often
         settles it."""
         start, end, c = candidate
-        last, recompute = end == self.problem.num_layers, self.problem.configs[c].recompute
-        mode = _least_recomputed(recompute, last)
+        last, mesh = end == self.problem.num_layers, self.meshes[c]
+        first, rest, count = self._modes[last][c]
+        modes = {layer: first if layer < start + count else rest for layer in range(start, end)}
         unsolved = [
-            layer for layer in range(start, end) if not self.layer_is_solved[int(last), c, layer]
+            (layer, mode)
+            for layer, mode in modes.items()
+            if not self.layer_is_solved[self._rows[last, mode, mesh], layer]
         ]
-        keys = {layer: self._relaxed_layer(layer, last, recompute).key for layer in unsolved}
+        keys = {each: self._relaxed_layer(each[0], last, each[1]).key for each in unsolved}
         # One solve serves all layers alike, in all stages: the most numerous raises the most
         # bounds.
-        count = Counter(keys.values())
-        chosen = max(unsolved, key=lambda layer: (count[keys[layer]], -layer))
+        most = Counter(keys.values())
+        chosen, mode = max(unsolved, key=lambda each: (most[keys[each]], -each[0]))
         bound = (
-            self.cost_cache.bound(self._relaxed_layer(chosen, last, recompute), self.meshes[c])
+            self.cost_cache.bound(self._relaxed_layer(chosen, last, mode), mesh)
             / self.problem.num_microbatches
         )
-        alike = [
-            layer
-            for layer in range(self.problem.num_layers)
-            if self._relaxed_layer(layer, last, recompute).key == keys[chosen]
-        ]
-        for other, config in enumerate(self.problem.configs):
-            # The bound does not depend on how a config shards: all that recompute as much on this
-            # mesh share it.
-            if (
-                self.meshes[other] == self.meshes[c]
-                and _least_recomputed(config.recompute, last) == mode
-            ):
-                for layer in alike:
-                    at = int(last), other, layer
-                    self.layer_seconds[at] = max(self.layer_seconds[at], bound)
-                    self.layer_is_solved[at] = True
+        row = self._rows[last, mode, mesh]
+        for layer in range(self.problem.num_layers):
+            if self._relaxed_layer(layer, last, mode).key == keys[chosen, mode]:
+                self.layer_seconds[row, layer] = max(self.layer_seconds[row, layer], bound)
+                self.layer_is_solved[row, layer] = True
+        # The bound does not depend on how a config shards: all that recompute as much on this mesh
+        # share it.
+        for other in range(len(self.problem.configs)):
+            if self.meshes[other] == mesh and mode in self._modes[last][other][:2]:
                 self._spread_bounds(other, last)
 
     def _spread_bounds(self, c: int, last: bool) -> None:
         """Every interval on a config costs its layers at least."""
         ends = slice(-1, None) if last else slice(None, -1)
-        sums = _sums(self.layer_seconds[int(last), c : c + 1])[:, ends, 0]
-        known = _sums(~self.layer_is_solved[int(last), c : c + 1])[:, ends, 0] == 0
+        sums = self._joined(self.layer_seconds, c, last)[:, ends]
+        known = self._joined(~self.layer_is_solved, c, last)[:, ends] == 0
         open_ = self.candidates[:, ends, c] & (self.level[:, ends, c] < SECONDS)
         seconds, level = self.seconds[:, ends, c], self.level[:, ends, c]
         self.seconds[:, ends, c] = np.where(open_, np.maximum(seconds, sums), seconds)
@@ -327,8 +374,10 @@ class CostArrays:
         start, end, c = candidate
         recompute = self.problem.configs[c].recompute
         if (start, end, recompute) not in self._parts:
-            step = self._step(recompute)
-            if recompute == "full":
+            # What depends on where a stage begins and ends is not done to the whole step at once.
+            if split_mode(recompute)[1] is None and recompute != "full":
+                step = self._step(recompute)
+            else:
                 units = units_of_stage(recompute, range(start, end))
                 step = recompute_forward(self.problem.step, units)
             part = cut_part(step, start, end)
@@ -339,19 +388,27 @@ class CostArrays:
             self._parts[start, end, recompute] = part
         return self._parts[start, end, recompute]
 
-    def _relaxed_layer(self, layer: int, last: bool, recompute: Recompute) -> RelaxedLayer:
-        mode = _least_recomputed(recompute, last)
+    def _relaxed_layer(self, layer: int, last: bool, mode: str) -> RelaxedLayer:
         if (layer, last, mode) not in self._relaxed:
             self._relaxed[layer, last, mode] = relaxed_layer(self._step(mode), layer, last)
         return self._relaxed[layer, last, mode]
 
 
-def _least_recomputed(recompute: Recompute, last: bool) -> Recompute:
+def _least_recomputed(recompute: str, last: bool) -> str:
     """What a layer of a stage recomputes at least. "full" does all that "layer" does, but nothing
     in the last stage: no backward waits there for layers behind the stage."""
     if recompute != "full":
         return recompute
     return "none" if last else "layer"
+
+
+def _first_and_rest(first: np.ndarray, rest: np.ndarray, count: int) -> np.ndarray:
+    """`[L]` to `[L + 1, L + 1]`: the sum of `first` over the first `count` layers of each interval
+    and of `rest` over its others."""
+    heads, tails = (_sums(values[None, :])[..., 0] for values in (first, rest))
+    layers = np.arange(len(first) + 1)
+    middle = np.minimum(layers[:, None] + count, layers[None, :]).clip(min=layers[:, None])
+    return heads[layers[:, None], middle] + tails[middle, layers[None, :]]
 
 
 def _sums(values: np.ndarray) -> np.ndarray:

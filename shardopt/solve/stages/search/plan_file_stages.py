@@ -71,7 +71,7 @@ def _config(stage: PlannedStage, k: int, cluster: Cluster) -> StageConfig:
         submesh,
         shape,
         group_number(stage, k, cluster),
-        stage.recompute or "none",  # type: ignore[arg-type]
+        stage.recompute or "none",
         method=stage.intra_op or "ilp",
     )
 

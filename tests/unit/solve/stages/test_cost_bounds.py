@@ -21,6 +21,7 @@ from step_graphs import StepBuilder
 from benchmarks.alpa.specs import TINY
 from shardopt.dialect.program import read_program
 from shardopt.frontend.calls.phase_options import phase_text
+from shardopt.graph.recomputed_units import searched_modes
 from shardopt.hardware.cluster_file import load_cluster, with_overlap
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
@@ -45,7 +46,7 @@ from shardopt.solve.stages.costs.cost_arrays import (
 )
 from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.recomputation import can_recompute
-from shardopt.solve.stages.stage_problem import RECOMPUTE, stage_configs
+from shardopt.solve.stages.stage_problem import stage_configs
 from shardopt.solve.stages.step_graph import StepGraph
 from shardopt.support.errors import UserError
 
@@ -95,7 +96,7 @@ def candidates(
 ) -> tuple[CandidateProblem, Candidate, int]:
     """A stage of some layers on some mesh, however it is sharded and recomputed, and how many
     microbatches are in flight there."""
-    modes = RECOMPUTE if can_recompute(step) else ("none",)
+    modes = searched_modes(step.num_layers) if can_recompute(step) else ("none",)
     recompute, method = draw(st.sampled_from(modes)), draw(st.sampled_from(methods))
     configs = tuple(
         replace(config, recompute=recompute, method=method) for config in stage_configs(CLUSTER)

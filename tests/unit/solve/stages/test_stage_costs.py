@@ -14,6 +14,7 @@ import pytest
 from step_graphs import WIDTH, StepBuilder
 
 from shardopt.cost.transfers import messages_seconds
+from shardopt.graph.recomputed_units import searched_modes
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster, with_overlap
 from shardopt.solve.assignment.problem import Solution
@@ -68,6 +69,18 @@ def chain(depth: int = 4, microbatches: int = MICROBATCHES) -> StepGraph:
     return builder.step(depth, microbatches)
 
 
+def deep_layers(count: int) -> StepGraph:
+    """As `chain`, with three products in each of so many layers."""
+    builder = StepBuilder()
+    value = builder.tensor()
+    for _ in range(3 * count):
+        value = builder.node(value, builder.weight())
+    loss = builder.op("loss", "subtract", value, builder.tensor())
+    builder.accumulate("loss.acc", builder.op("metric", "multiply", loss, loss))
+    builder.backward(loss, builder.weights)
+    return builder.step(count, MICROBATCHES)
+
+
 def problem(
     depth: int = 4,
     num_stages: int | None = None,
@@ -103,6 +116,39 @@ def test_every_candidate_of_some_cover_has_a_cost(
         assert finite[0, 4, o] == (config.num_devices == 4)
         assert not finite[2, 2, o]
         assert finite[0, 1, o] == (config.num_devices < 4)
+
+
+@pytest.mark.parametrize(
+    ("limit", "mode"),
+    [(9000, "none"), (8000, "selective:1"), (7000, "layer"), (6200, "selective"), (5900, "full")],
+)
+def test_no_plan_is_shorter_whatever_stages_recompute(limit: int, mode: str) -> None:
+    """Cuts, and what each of two stages recomputes, also in its first layers alone: all plans at
+    exact costs, against the search that makes few costs exact. The less memory, the more."""
+    where, modes = cluster("1x2"), searched_modes(4)
+    assert modes[4:] == ("selective:1", "layer:1", "selective:2", "layer:2")
+    configs = tuple(
+        replace(config, recompute=mode)
+        for config in stage_configs(where)
+        if config.num_devices == 1
+        for mode in modes
+    )
+    candidates = CandidateProblem(
+        deep_layers(4), 4, where, configs, MICROBATCHES, 2, memory_limit_bytes=(limit,)
+    )
+    known = exact(candidates)[1]
+    plans = [
+        ((0, cut, a), (cut, 4, b))
+        for cut in (1, 2, 3)
+        for a in range(len(modes))
+        for b in range(len(modes))
+    ]
+    best = min(evaluate(known, plan).seconds for plan in plans if is_plan(known, plan))
+    lazy = LazyStageCosts(candidates, gap_tolerance=0.0, most_solves=10**6)
+    found = lazy.best(one_f_one_b_in_flight, lambda p, first: solve_stages(p, 2, first))
+    assert found.seconds == pytest.approx(best, rel=1e-12)
+    assert found.bound == pytest.approx(best, rel=1e-12)
+    assert configs[found.stages[0][2]].recompute == mode
 
 
 def test_equal_intervals_are_solved_once(exact_costs: tuple[LazyStageCosts, StageProblem]) -> None:
