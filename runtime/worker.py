@@ -192,8 +192,10 @@ class Worker:
         """The fields of `Usage`, between steps."""
         if self._recorder is None:
             raise self._no_times()
+        busy, of_tasks = self._recorder.computing_seconds()
         return {
-            "busy_seconds": self._recorder.busy_seconds(),
+            "busy_seconds": busy,
+            "task_seconds": of_tasks,
             "device_bytes": self._context.devices.live_bytes(),
             "process_bytes": process_bytes(),
         }

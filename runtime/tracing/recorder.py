@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from shardopt.runtime.actions.context import Context
-from shardopt.runtime.program.instructions import Run
+from shardopt.runtime.program.instructions import Instruction, Run
+from shardopt.runtime.program.labels import task_of
 
 # What an event is about: the instruction on the worker's thread, the execution that a RUN
 # dispatched, the sending that a SEND asked for.
@@ -42,6 +43,9 @@ class Recorder:
         self._context = context
         self._runs = frozenset(
             k for k, each in enumerate(context.program.instructions) if isinstance(each, Run)
+        )
+        self._tasks = frozenset(
+            k for k in self._runs if _is_of_microbatch(context.program.instructions[k])
         )
         self._steps: dict[int, list[Event]] = {}
         self._events: list[Event] = []
@@ -115,11 +119,15 @@ class Recorder:
         events = [list(event) for of_step in [*self._steps.values()] for event in [*of_step]]
         return {"offset_ns": _clock_offset(), "events": events}
 
-    def busy_seconds(self) -> float:
-        """In which executions ran, in the newest step."""
+    def computing_seconds(self) -> tuple[float, float]:
+        """In which executions ran, in the newest step, and of these the tasks of microbatches."""
         self._executions.submit(int).result()
-        executions = (event for event in self._events if event[2] == EXECUTE)
-        return 1e-9 * sum(end - ready for _, _, _, _, ready, end, *_ in executions)
+        busy, of_tasks = 0, 0
+        for _, position, what, _, ready, end, *_ in self._events:
+            if what == EXECUTE:
+                busy += end - ready
+                of_tasks += end - ready if position in self._tasks else 0
+        return 1e-9 * busy, 1e-9 * of_tasks
 
     def close(self) -> None:
         self._executions.shutdown(wait=False, cancel_futures=True)
@@ -135,6 +143,11 @@ class Recorder:
             ready = max(dispatched, self._free_from)
             events.append((step, position, EXECUTE, dispatched, ready, now, 0, ""))
             self._free_from = now
+
+
+def _is_of_microbatch(each: Instruction) -> bool:
+    task = task_of(each.label) if isinstance(each, Run) else None
+    return task is not None and not task.kind.runs_once
 
 
 def _clock_offset() -> int:

@@ -13,13 +13,15 @@ from typing import Any
 class Usage:
     """Of one worker, in the newest step and at its end.
 
-    busy_seconds   in which some execution of the mesh ran, between its first moment and its last
+    busy_seconds   in which some execution of the mesh ran
+    task_seconds   of these, those of the schedule's tasks of microbatches
     device_bytes   that one device of the mesh holds in arrays that are alive
     process_bytes  of memory that the worker's process has (its resident set); workers that are
                    threads of one process all tell the same
     """
 
     busy_seconds: float
+    task_seconds: float
     device_bytes: int
     process_bytes: int
 
@@ -30,12 +32,22 @@ def usage_of(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Usage]:
 
 
 def busy_shares(usage: Mapping[str, Usage], seconds: float) -> dict[str, float]:
-    """By mesh, the share of a step of `seconds` in which its devices computed: the mean of its
-    hosts."""
-    shares: dict[str, list[float]] = {}
-    for worker, of_worker in usage.items():
-        shares.setdefault(worker.partition("/")[0], []).append(of_worker.busy_seconds / seconds)
-    return {mesh: sum(each) / len(each) for mesh, each in shares.items()}
+    """By mesh, the share of a step of `seconds` in which its devices computed."""
+    busy = _of_meshes({worker: each.busy_seconds for worker, each in usage.items()})
+    return {mesh: each / seconds for mesh, each in busy.items()}
+
+
+def task_seconds(usage: Mapping[str, Usage]) -> dict[str, float]:
+    """By mesh."""
+    return _of_meshes({worker: each.task_seconds for worker, each in usage.items()})
+
+
+def _of_meshes(values: Mapping[str, float]) -> dict[str, float]:
+    """The mean of the hosts of each mesh."""
+    of_meshes: dict[str, list[float]] = {}
+    for worker, value in values.items():
+        of_meshes.setdefault(worker.partition("/")[0], []).append(value)
+    return {mesh: sum(each) / len(each) for mesh, each in of_meshes.items()}
 
 
 def process_bytes() -> int:

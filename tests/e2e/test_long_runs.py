@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -21,6 +22,8 @@ import pytest
 from exported_model import example, inputs
 from pyarrow import parquet
 
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import PlanOptions
 from shardopt.runtime import driver
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.faults import Fault
@@ -31,12 +34,14 @@ from shardopt.runtime.run import Outputs, Run
 from shardopt.runtime.state import shard_files
 from shardopt.runtime.state.checkpoint_folder import checkpoints
 from shardopt.runtime.state.periodic import CheckpointOptions
+from shardopt.runtime.tracing.usage import Usage
 from shardopt.support.errors import UserError
 from shardopt.tools.run import records
 from shardopt.tools.run.data import open_data
 from shardopt.tools.run.metrics import tokens_per_step
 from shardopt.tools.run.stopping import Stopping
 from shardopt.tools.shardopt import main
+from tests.e2e.models import MODELS, batch_args
 
 MODULE = Path(__file__).parent / "exported_example.mlir"
 
@@ -502,6 +507,35 @@ def test_tokens_are_counted_or_named(capsys: pytest.CaptureFixture[str]) -> None
     assert tokens_per_step(replace(program, arguments=arguments), None) == 16 * 8
     assert main(["run", str(MODULE), "--quick-compile", "--tokens", "nothing"]) == 1
     assert "--tokens: expected a number of tokens a step, or" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_mesh_that_is_slower_than_planned_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan of two meshes of a small GPT, of which one seems to take 100 times as long as it does.
+    Its tokens are counted without a word."""
+    artifact, values = MODELS["gpt"]()
+    options = {"microbatches": 2, "stages": 2, "batch_args": batch_args("gpt")}
+    plan = make_plan(artifact, PlanOptions("cpu-test:1x2", **options))
+    plan.save(tmp_path / "plan")
+    usage_of_run = Run.usage
+
+    def usage(run: Run) -> dict[str, Usage]:
+        slow = run.program.meshes[1].mesh.name
+        return {
+            worker: replace(each, task_seconds=each.task_seconds * (100 if worker == slow else 1))
+            for worker, each in usage_of_run(run).items()
+        }
+
+    monkeypatch.setattr(Run, "usage", usage)
+    run = ("run", str(tmp_path / "plan"), "--quick-compile", "--steps", "20")
+    assert main([*run, "--metrics", str(tmp_path / "metrics.jsonl")]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "as predicted" in line]
+    assert len(warnings) == 1 and re.match(r"warning: step 15: mesh '\w+' computes ", warnings[0])
+    tokens = max(each.size for each in values if each.dtype == np.int32 and each.ndim == 2)
+    row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["tokens_per_second"] == pytest.approx(tokens / row["seconds"], rel=1e-4)
 
 
 def curves(folder: Path) -> dict[tuple[str, int], float]:

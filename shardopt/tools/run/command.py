@@ -42,6 +42,7 @@ from shardopt.tools.run.metrics import (
     open_metrics,
     tokens_per_step,
 )
+from shardopt.tools.run.pace import Pace, predicted_seconds
 from shardopt.tools.run.stopping import Stopping
 from shardopt.tools.run.views import add_views, check_targets, show_failed, show_views, wants_trace
 
@@ -247,6 +248,7 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Sequence[Me
         "checkpoints": checkpoint_options(args),
     }
     tokens = tokens_per_step(program, args.tokens)
+    pace = Pace(predicted_seconds(plan, program) if plan is not None and metrics else {})
     latest: list[np.ndarray] = []
 
     def finish(run: Run) -> None:
@@ -265,6 +267,7 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Sequence[Me
                 of_step = measured(run, outputs, tokens, threads=args.backend == "local")
                 for each in metrics:
                     each.add(step, of_step)
+                pace.add(step, of_step.task_seconds)
             advance()
             if step == 0 and args.check:
                 given = [feed(0).get(k, value) for k, value in enumerate(inputs)]

@@ -31,7 +31,8 @@ class StepMetrics:
     """Of one step. `tokens_per_second` is None where nothing is counted. `busy` is, by mesh, the
     share of `seconds` in which its devices computed; `device_bytes`, by worker, what one device
     held at the end of the step; `process_bytes` what the processes had, the driver's and those of
-    workers that are others. `scalars` are results, by name."""
+    workers that are others. `scalars` are results, by name; `task_seconds`, by mesh, what computing
+    the tasks of microbatches took."""
 
     seconds: float
     tokens_per_second: float | None
@@ -39,9 +40,10 @@ class StepMetrics:
     device_bytes: Mapping[str, int]
     process_bytes: Mapping[str, int]
     scalars: Mapping[str, float]
+    task_seconds: Mapping[str, float]
 
 
-_OWN_NAMES = {"step", "time", *StepMetrics.__dataclass_fields__} - {"scalars"}
+_OWN_NAMES = {"step", "time", *StepMetrics.__dataclass_fields__} - {"scalars", "task_seconds"}
 
 
 def float_scalars(run: Run, outputs: Outputs) -> dict[str, float]:
@@ -81,7 +83,7 @@ def tokens_per_step(program: Program, choice: str | None) -> int | None:
 def measured(run: Run, outputs: Outputs, tokens: int | None, *, threads: bool) -> StepMetrics:
     """Of the last step of a run that was opened with `trace`; with `threads`, its workers are in
     this process. Raises MeshError."""
-    from shardopt.runtime.tracing.usage import busy_shares, process_bytes
+    from shardopt.runtime.tracing.usage import busy_shares, process_bytes, task_seconds
 
     usage, seconds = run.usage(), run.step_seconds
     processes = {} if threads else {name: each.process_bytes for name, each in usage.items()}
@@ -92,6 +94,7 @@ def measured(run: Run, outputs: Outputs, tokens: int | None, *, threads: bool) -
         device_bytes={name: each.device_bytes for name, each in usage.items()},
         process_bytes={_DRIVER: process_bytes(), **processes},
         scalars=float_scalars(run, outputs),
+        task_seconds=task_seconds(usage),
     )
 
 

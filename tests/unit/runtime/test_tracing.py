@@ -24,7 +24,7 @@ from shardopt.runtime.run import Run
 from shardopt.runtime.tracing import recorder
 from shardopt.runtime.tracing.chrome import run_trace
 from shardopt.runtime.tracing.spans import Span, route_bytes, task_times
-from shardopt.runtime.tracing.usage import Usage, busy_shares, process_bytes
+from shardopt.runtime.tracing.usage import Usage, busy_shares, process_bytes, task_seconds
 from shardopt.runtime.tracing.watchdog import Watchdog
 from shardopt.runtime.tracing.where import status_text
 from shardopt.schedule.tasks import Task
@@ -198,7 +198,13 @@ def test_a_mesh_is_busy_while_executions_run(
     clock = [0]
     monkeypatch.setattr(recorder, "perf_counter_ns", lambda: clock[0])
     part = program.meshes[0]
-    positions = [k for k, each in enumerate(part.instructions) if isinstance(each, RunInstruction)]
+    labels = {
+        k: each.label
+        for k, each in enumerate(part.instructions)
+        if isinstance(each, RunInstruction)
+    }
+    positions = [k for k, label in labels.items() if label.startswith("fwd")]
+    (update,) = (k for k, label in labels.items() if label.startswith("update"))
     in_flight: list[tuple[int, _Token]] = []
     observer = recorder.Recorder(SimpleNamespace(program=part, in_flight=in_flight))  # type: ignore[arg-type]
 
@@ -210,23 +216,27 @@ def test_a_mesh_is_busy_while_executions_run(
             observer.waited()
         in_flight.append((position, _Token(clock, end)))
         observer.end(position)
-        observer.busy_seconds()  # behind the thread that awaits it
+        observer.computing_seconds()  # behind the thread that awaits it
 
     observer.begin_step(0)
     run(positions[0], 100, 1100)
     run(positions[1], 200, 1600)  # dispatched while the first one runs
     run(positions[2], 2000, 3400, waits_until=3000)
-    assert observer.busy_seconds() == pytest.approx(1.9e-6)
+    assert observer.computing_seconds()[0] == pytest.approx(1.9e-6)
     observer.begin_step(1)
-    assert observer.busy_seconds() == 0
+    assert observer.computing_seconds()[0] == 0
     run(positions[0], 5000, 5070)
-    assert observer.busy_seconds() == pytest.approx(7e-8)
+    run(update, 5100, 5103)
+    assert observer.computing_seconds() == pytest.approx((7.3e-8, 7e-8))
     observer.close()
 
 
 def test_shares_of_a_mesh_are_the_mean_of_its_hosts() -> None:
-    usage = {name: Usage(busy, 1, 2) for name, busy in (("a/0", 1.0), ("a/1", 2.0), ("b", 0.5))}
+    usage = {
+        name: Usage(busy, busy / 2, 1, 2) for name, busy in (("a/0", 1.0), ("a/1", 2.0), ("b", 0.5))
+    }
     assert busy_shares(usage, 4.0) == {"a": 0.375, "b": 0.125}
+    assert task_seconds(usage) == {"a": 0.75, "b": 0.25}
 
 
 def test_memory_of_the_process_is_what_it_has() -> None:
