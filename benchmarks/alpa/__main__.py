@@ -5,7 +5,8 @@ method, beside what its authors measured.
                               shardopt,intra-only] [--limit 600] [-o results.json] [--finish]
 
 Each plan is made by a process of its own (`benchmarks.alpa.one`) with a time limit. Results that
-stand in the file already are kept: `--again` plans them anew. The table goes to standard output,
+stand in the file already are kept: `--again` plans them anew. When models or costs change, mark
+them `"older": true` until they are. The table goes to standard output,
 `--svg` draws it."""
 
 from __future__ import annotations

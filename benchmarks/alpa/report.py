@@ -21,7 +21,8 @@ def tflops(case: Case, seconds: float) -> float:
 
 def tables(results: Mapping[str, Row]) -> str:
     """One table a family: predicted TFLOPS of a device, the measured ones of the paper in
-    parentheses."""
+    parentheses. A row of the file that is marked `older`, as it was planned with another model or
+    with other costs, has an asterisk."""
     return "\n\n".join(
         "\n".join(_table(family, results))
         for family in ("gpt", "moe", "wresnet")
@@ -73,10 +74,12 @@ def _said(case: Case, row: Row | None) -> str:
     if row.get("seconds"):
         text = f"{tflops(case, float(str(row['seconds']))):.1f}"
         other = row["microbatches"] != case.microbatches
-        return f"{text} with {row['microbatches']} microbatches" if other else text
-    if row.get("timeout"):
-        return "not planned in time"
-    return "does not fit" if "memory" in str(row.get("error")) else "no plan"
+        text += f" with {row['microbatches']} microbatches" if other else ""
+    elif row.get("timeout"):
+        text = "not planned in time"
+    else:
+        text = "does not fit" if "memory" in str(row.get("error")) else "no plan"
+    return f"{text}*" if row.get("older") else text
 
 
 def picture(results: Mapping[str, Row]) -> str:
