@@ -50,12 +50,14 @@ def phases_seconds(cluster: Cluster, phases: Iterable[Sequence[Message]]) -> flo
 
 def streamed_seconds(cluster: Cluster, phases: Sequence[Sequence[Message]], turn: int) -> float:
     """Seconds of phases of which those before `turn` run together: what arrives in the first is
-    passed on meanwhile, until the last of it has come. The busiest link of these decides; the
-    others follow, each when the one before has arrived."""
+    passed on meanwhile, until the last of it has come. The busiest link of these decides, or, of
+    small messages, the latency of all phases, as a device begins one after the other; the others
+    follow, each when the one before has arrived."""
     together = [message for phase in phases[:turn] for message in phase]
     first = Ordered(Links.of(cluster, phases[0])).seconds
     busiest = Links.of(cluster, together).busiest_seconds
-    return max(first, busiest) + phases_seconds(cluster, phases[turn:])
+    begun = sum(Links.of(cluster, phase).latency for phase in phases[:turn])
+    return max(first, busiest, begun) + phases_seconds(cluster, phases[turn:])
 
 
 def byte_seconds(cluster: Cluster, source: int, target: int) -> float:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.transfers import Links, Ordered, phases_seconds
+from shardopt.cost.transfers import Links, Ordered, phases_seconds, streamed_seconds
 from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.hardware.profile import Measurement, Profile
 from shardopt.mesh.mesh import Mesh, Sharding
@@ -450,6 +450,13 @@ class TestStreaming:
         first = phases_seconds(HOSTS_OF_FOUR, [plan.messages(0)])
         seconds = plans_seconds(HOSTS_OF_FOUR, [plan])
         assert first < seconds < 1.05 * first < 1.4 * first < self.phase_by_phase(plan)
+
+    def test_each_chunk_takes_a_latency(self) -> None:
+        slow = cluster(3, 4, between=Link(1.0, 1e9))
+        phases = [[(0, 4, 16)], *([(4, 8, 1)] for _ in range(16))]
+        assert streamed_seconds(slow, phases, 16) == pytest.approx(17.0)
+        small = plan_resharding((64, 64), 4, *self.ENDS, slow, "broadcast")
+        assert len(small.phases) <= 5 and len(self.plan("broadcast").phases) == 20
 
     def test_what_leaves_at_once_waits_for_all(self) -> None:
         plan = self.plan("local_allgather")
