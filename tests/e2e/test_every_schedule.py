@@ -123,6 +123,26 @@ def test_two_pipelines_make_what_is_no_sum_of_gradients() -> None:
     assert [row for row in compare(list(run.outputs), expected) if not row.within(TOLERANCE)] == []
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_code")
+@pytest.mark.parametrize("intra_op", ["zero2", "megatron"])
+def test_methods_know_the_batch_of_both_pipelines(intra_op: str) -> None:
+    artifact, inputs = gpt(16, 16)
+    options = PlanOptions(
+        "cpu-test:1x4",
+        microbatches=4,
+        layers=4,
+        stages=2,
+        submesh="1x2",
+        schedule="chimera",
+        intra_op=intra_op,
+    )
+    run = measure(make_plan(artifact, options), inputs, STEPS)
+    rows = compare(list(run.outputs), reference_steps(artifact, inputs, STEPS))
+    assert [row for row in rows if not row.within(TOLERANCE)] == []
+    assert all(0.95 < mesh.ratio < 1.05 for mesh in run.meshes)
+
+
 def test_schedules_of_whole_backwards_agree_in_every_bit(measured: dict[str, Measured]) -> None:
     for name in measured.keys() & set(WHOLE_BACKWARDS):
         pairs = zip(measured[name].outputs, measured["1f1b"].outputs, strict=True)

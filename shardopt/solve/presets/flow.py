@@ -48,6 +48,8 @@ class BatchFlow:
 def follow_batch(graph: OpGraph, input_kinds: InputKinds, preset: str) -> BatchFlow:
     """Raises UserError when no input is known to hold the batch."""
     seeds = _seeds(graph, input_kinds)
+    # Microbatches that only other meshes read do not have to divide here.
+    seeds = {tensor: seeds[tensor] for tensor in seeds if _is_read(graph, tensor)} or seeds
     if not seeds:
         reason = (
             f": {input_kinds.no_batch}; name them with batch-args"
@@ -145,7 +147,19 @@ def _seeds(graph: OpGraph, input_kinds: InputKinds) -> dict[int, int]:
         for argument, dim in sorted(input_kinds.batch.items())
         for seed in _microbatches(graph, argument, dim)
     )
-    return {**cut, **input_kinds.received}
+    for tensor, dim in input_kinds.received.items():
+        # Blocks of microbatches, of which the loop takes one after the other.
+        are_blocks = {op.name for op in _readers(graph, tensor)} == {"dynamic_slice"}
+        cut.update(_microbatches(graph, tensor, dim) if are_blocks else [(tensor, dim)])
+    return cut
+
+
+def _readers(graph: OpGraph, tensor: int) -> list[Op]:
+    return [op for op in graph.ops if tensor in op.operands]
+
+
+def _is_read(graph: OpGraph, tensor: int) -> bool:
+    return tensor in graph.inputs or bool(_readers(graph, tensor))
 
 
 def _spread(graph: OpGraph, seeds: Mapping[int, int]) -> tuple[list[int | None], list[int | None]]:
@@ -186,9 +200,7 @@ def _microbatches(graph: OpGraph, argument: int, dim: int) -> list[tuple[int, in
     pending = [argument] if any(op.repeat > 1 for op in graph.ops) else []
     while pending:
         tensor = pending.pop()
-        cuts = [
-            op for op in graph.ops if op.operands[:1] == (tensor,) and op.name in _BATCH_CUTTING
-        ]
+        cuts = [op for op in graph.ops if op.operands[:1] == (tensor,) and _cuts_batch(op)]
         pending += [op.results[0] for op in reversed(cuts)]
         if not cuts and tensor != argument:
             shape = graph.tensors[tensor].shape
@@ -196,6 +208,11 @@ def _microbatches(graph: OpGraph, argument: int, dim: int) -> list[tuple[int, in
             # element.
             places.append((tensor, next((d for d, extent in enumerate(shape) if extent > 1), 0)))
     return places or [(argument, dim)]
+
+
+def _cuts_batch(op: Op) -> bool:
+    """Ahead of the loop slices cut it, too, where several pipelines share it."""
+    return op.name in _BATCH_CUTTING or (op.name == "slice" and op.repeat == 1)
 
 
 def carried_factor(graph: OpGraph, op: Op, dims: Sequence[int | None]) -> int | None:
