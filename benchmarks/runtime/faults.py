@@ -24,7 +24,7 @@ import re
 import statistics
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from shardopt.runtime.program.hosts import hosts_of, one_host_each
 from shardopt.runtime.program.instructions import Program, Send
 from shardopt.runtime.restart import Recovery, run_steps
 from shardopt.runtime.run import Outputs, Run
+from shardopt.runtime.state.checkpoint_folder import checkpoints
 from shardopt.runtime.state.periodic import CheckpointOptions
 
 _LIMITS = Limits(silence_seconds=2, message_seconds=2, progress_seconds=4)
@@ -69,9 +70,9 @@ def program() -> Program:
 
 
 def start(backend: str, faults: tuple[Fault, ...], folder: str) -> Run:
-    checkpoints = CheckpointOptions(Path(folder), every=1)
+    saving = CheckpointOptions(Path(folder), every=1)
     return open_run(
-        program(), **_BACKENDS[backend], checkpoints=checkpoints, limits=_LIMITS, faults=faults
+        program(), **_BACKENDS[backend], checkpoints=saving, limits=_LIMITS, faults=faults
     )
 
 
@@ -137,9 +138,7 @@ class Chain:
     def run(self) -> list[Trial]:
         with tempfile.TemporaryDirectory() as folder:
             run_steps(
-                lambda attempt: start(
-                    self._backend, tuple(self._faults[attempt : attempt + 1]), folder
-                ),
+                lambda attempt: self._start(attempt, folder),
                 self._begin,
                 self._steps,
                 feed=self._feed,
@@ -148,6 +147,16 @@ class Chain:
                 recovery=Recovery(Path(folder), restarts=len(self._faults), notice=self._notice),
             )
         return self.trials
+
+    def _start(self, attempt: int, folder: str) -> Run:
+        """Steps have the numbers of the whole training, so those of a fault count from where its
+        attempt begins."""
+        if attempt == len(self._faults):
+            return start(self._backend, (), folder)
+        fault, saved = self._faults[attempt], checkpoints(Path(folder))
+        first = saved[-1][0] if saved else 0
+        self._faults[attempt] = fault = replace(fault, step=first + fault.step)
+        return start(self._backend, (fault,), folder)
 
     def _begin(self, run: Run) -> None:
         self._run, self._begun_at = run, -1
