@@ -35,11 +35,10 @@ from shardopt.solve.assignment.problem import Problem, Solution
 from shardopt.solve.assignment.search.restriction import solve_in_steps
 from shardopt.solve.assignment.sharing.price_splitting import solve_shared
 from shardopt.solve.assignment.sharing.shared_edges import SharedEdges, Sharing
-from shardopt.solve.sharding.compilers.compiler import execution_of
 from shardopt.solve.sharding.intra_op.builder import ProblemBuilder, SharedReads
-from shardopt.solve.sharding.intra_op.cheap_to_clone import find_cheap_to_clone
 from shardopt.solve.sharding.intra_op.communication import find_communication
 from shardopt.solve.sharding.intra_op.copies import copies_after_others, find_copies
+from shardopt.solve.sharding.intra_op.graph_kernels import GraphKernels
 from shardopt.solve.sharding.intra_op.lifetimes import (
     Lifetime,
     Lifetimes,
@@ -52,8 +51,7 @@ from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, ShardedOps, Transient
 from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
 from shardopt.solve.sharding.kernels.fusion import Fusion
-from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, kernel_accesses
-from shardopt.solve.sharding.kernels.merged_kernels import find_kernels
+from shardopt.solve.sharding.kernels.kernel_bytes import Accesses
 from shardopt.solve.sharding.strategies.constraints import Constraints
 from shardopt.solve.sharding.strategies.layouts import Column
 from shardopt.solve.sharding.strategies.linear import REDUCED, Linear
@@ -98,17 +96,22 @@ class IntraOpTables:
         constraints: Constraints = UNCONSTRAINED,
         linear: Sequence[Linear] = (),
         strategies: StrategyTables | None = None,
+        kernels: GraphKernels | None = None,
     ) -> None:
         """`linear` says for each operation which values may be unreduced (`linear`): by default
-        none. `strategies` are those of this mesh, where another graph has made some."""
+        none. `strategies` are those of this mesh, where another graph has made some, and `kernels`
+        those of this graph, where they are known for such devices."""
         self.graph = graph
         self.mesh = mesh
         self.constraints = constraints
         self.strategies = strategies or StrategyTables(mesh, cluster)
         self.linear = linear
-        accesses = kernel_accesses(graph, self.fusion)
+        fusing = self.strategies.device.fusing
+        if kernels is None or kernels.fusing != fusing:
+            kernels = GraphKernels(graph, fusing)
+        self.kernels = kernels
         self.ops: tuple[OpStrategies, ...] = tuple(
-            map(self._strategies, graph.ops, linear or repeat(REDUCED), accesses)
+            map(self._strategies, graph.ops, linear or repeat(REDUCED), self.kernels.accesses)
         )
 
     def _strategies(self, op: Op, linear: Linear, accesses: Accesses) -> OpStrategies:
@@ -157,18 +160,18 @@ class IntraOpTables:
     def producers(self) -> tuple[int, ...]:
         return self.graph.producers()
 
-    @cached_property
+    @property
     def execution(self) -> ExecutionOrder:
-        return execution_of(self.graph, self.cheap_to_clone, self.fusion)
+        return self.kernels.execution
 
-    @cached_property
+    @property
     def fusion(self) -> Fusion:
-        return find_kernels(self.graph, self.cheap_to_clone, self.strategies.device.fusing)
+        return self.kernels.fusion
 
-    @cached_property
+    @property
     def cheap_to_clone(self) -> frozenset[int]:
         """See `find_cheap_to_clone`."""
-        return find_cheap_to_clone(self.graph)
+        return self.kernels.cheap_to_clone
 
     def column(self, tensor: int) -> Column:
         """The shardings a tensor may have: those of its operation, or all when it is an input."""

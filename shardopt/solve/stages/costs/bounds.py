@@ -82,7 +82,7 @@ def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
                 for tensor, count in zip((*op.operands, *op.results), each.counts, strict=True)
             ),
         )
-        for op, each in zip(part.graph.ops, part.accesses, strict=True)
+        for op, each in zip(part.graph.ops, part.kernels.accesses, strict=True)
     )
     free = part.free | made | part.arrivals.keys()
     view = PartView(linear, accesses, free, frozenset((*shared, *inputs)), divided=True)
@@ -136,7 +136,7 @@ def kept_bytes(part: StagePart) -> tuple[int, int]:
     """Bytes of whole tensors that a part keeps for its backward: of what its forward makes, apart
     from what leaves it, and of what other stages make."""
     graph = part.graph
-    execution = part.execution
+    execution = part.kernels.execution
     aliases = {b: a for a, b in part.tied}
     order, inputs = execution.order, graph.inputs
     # What a second microbatch in flight adds is what the forward keeps for the backward.

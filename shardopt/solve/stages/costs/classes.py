@@ -142,7 +142,9 @@ def merged_classes(singles: Classes, kinds: np.ndarray, most: int = MOST_CLASSES
 def single_classes(part: StagePart, view: PartView | None = None) -> Classes:
     """Each node as a class of its own."""
     if view is None:
-        view = PartView(part.linear, part.accesses, part.free, fused=part.fusion.fused)
+        view = PartView(
+            part.linear, part.kernels.accesses, part.free, fused=part.kernels.fusion.fused
+        )
     graph = part.graph
     read = dict.fromkeys(tensor for op in graph.ops for tensor in op.operands)
     from_outside = set(graph.inputs)

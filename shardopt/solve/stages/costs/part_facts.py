@@ -65,7 +65,7 @@ class PartFacts:
 
     @cached_property
     def execution(self) -> ExecutionOrder:
-        return self.part.execution
+        return self.part.kernels.execution
 
     @cached_property
     def position(self) -> np.ndarray:

@@ -171,7 +171,7 @@ class ShardedPart:
         if kind not in self._of_kind:
             part = self.facts.part
             self._of_kind[kind] = self.tables.of(
-                part.graph.ops[op], part.graph.tensors, part.linear[op], part.accesses[op]
+                part.graph.ops[op], part.graph.tensors, part.linear[op], part.kernels.accesses[op]
             )
         return self._of_kind[kind]
 
@@ -203,7 +203,7 @@ class ShardedPart:
             shardings=self._touched(strategies),
             strategies=strategies,
             cheap_to_clone=part.free,
-            fused=part.fusion.fused,
+            fused=part.kernels.fusion.fused,
             fresh=frozenset(),
         )
         order = sorted(strategies, key=self.facts.position.__getitem__)

@@ -92,7 +92,12 @@ class OptimalSharder:
 def tables_of(part: StagePart, tables: StrategyTables) -> IntraOpTables:
     """Every operation of a part with its strategies."""
     return IntraOpTables(
-        part.graph, tables.mesh, tables.cluster, linear=part.linear, strategies=tables
+        part.graph,
+        tables.mesh,
+        tables.cluster,
+        linear=part.linear,
+        strategies=tables,
+        kernels=part.kernels,
     )
 
 

@@ -19,12 +19,7 @@ from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
 from shardopt.graph.residency import MicrobatchLoop, Residency
 from shardopt.graph.structure import structure_of
 from shardopt.hardware.cluster import UNFUSED, Fusing
-from shardopt.solve.sharding.compilers.compiler import execution_of
-from shardopt.solve.sharding.intra_op.cheap_to_clone import find_cheap_to_clone
-from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
-from shardopt.solve.sharding.kernels.fusion import Fusion
-from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, kernel_accesses
-from shardopt.solve.sharding.kernels.merged_kernels import find_kernels
+from shardopt.solve.sharding.intra_op.graph_kernels import GraphKernels
 from shardopt.solve.sharding.strategies.linear import Linear, find_linear
 from shardopt.solve.stages.costs.fragments import Fragment, Kind, fragments, with_exports
 from shardopt.solve.stages.costs.ordering import by_first_use, first_uses
@@ -61,26 +56,14 @@ class StagePart:
         return find_linear(self.graph, self.tied, self.sent)
 
     @cached_property
-    def accesses(self) -> tuple[Accesses, ...]:
-        """For each operation in how many kernels it touches each of its tensors."""
-        return kernel_accesses(self.graph, self.fusion)
-
-    @cached_property
-    def fusion(self) -> Fusion:
-        return find_kernels(self.graph, self._cheap_to_clone, self.fusing)
-
-    @cached_property
-    def execution(self) -> ExecutionOrder:
-        return execution_of(self.graph, self._cheap_to_clone, self.fusion)
+    def kernels(self) -> GraphKernels:
+        return GraphKernels(self.graph, self.fusing)
 
     @cached_property
     def free(self) -> frozenset[int]:
         """Tensors that each reader gets in the sharding that it wants."""
-        return self._cheap_to_clone.difference(tensor for pair in self.tied for tensor in pair)
-
-    @cached_property
-    def _cheap_to_clone(self) -> frozenset[int]:
-        return find_cheap_to_clone(self.graph)
+        cheap = self.kernels.cheap_to_clone
+        return cheap.difference(tensor for pair in self.tied for tensor in pair)
 
     @cached_property
     def key(self) -> str:
