@@ -25,7 +25,12 @@ from functools import partial
 
 import numpy as np
 
-from shardopt.schedule.schedules import ScheduleKind, model_homes, model_in_flight
+from shardopt.schedule.schedules import (
+    ScheduleKind,
+    find_schedule,
+    model_homes,
+    model_in_flight,
+)
 from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
@@ -54,9 +59,13 @@ def sharing_planner(planner: BaselinePlanner, name: str, kind: ScheduleKind) -> 
 
 def mean_in_flight(schedule: str) -> InFlight:
     """What the stages of a mesh have in flight on average, rounded up, as the stage DP asks for
-    it."""
+    it: all of them where the schedule has no place for so many stages, which is no plan anyway."""
+    kind = find_schedule(schedule)
 
     def mean(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+        listed = kind.streams * num_stages
+        if not kind.suits(listed, listed // max(kind.stages_per_mesh, 1)):
+            return kind.listed_microbatches(num_microbatches)
         counts = model_in_flight(schedule, num_stages, num_microbatches)
         homes = model_homes(schedule, num_stages)
         home = homes[num_stages - stage_from_end]
@@ -99,9 +108,10 @@ def solve_sharing(
                 continue
             best = plan if best is None or plan.seconds < best.seconds else best
     if best is None:
+        even = "" if mesh_multiple == 1 else f" of a multiple of {mesh_multiple}"
         how_many = "" if request.num_stages is None else f"{request.num_stages} stages of "
         raise UserError(
-            f"no plan puts {counted(each, 'stage')} on every mesh, of "
+            f"no plan puts {counted(each, 'stage')} on every mesh{even}, of "
             f"{how_many}{problem.num_layers} layers on {devices} devices"
             + (f": {errors[0]}" if errors else "")
         )
