@@ -16,11 +16,13 @@ _TICKS = 5  # about as many lines a panel
 
 @dataclass(frozen=True)
 class Bar:
-    """Zero has no bar, or no line. What `fails` has a cross in place of the bar."""
+    """Zero has no bar, or no line. What `fails` has a cross in place of the bar; what is `older`
+    than the rest is pale."""
 
     predicted: float
     measured: float
     fails: bool = False
+    older: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -110,12 +112,15 @@ def _round(value: float) -> float:
 
 def _bar(bar: Bar, x: int, width: int, base: int, scale: float, color: str) -> Iterator[str]:
     if bar.predicted:
-        yield _box(x, base - bar.predicted * scale, width, bar.predicted * scale, color)
+        tall, shade = bar.predicted * scale, 0.35 if bar.older else 1.0
+        yield _box(x, base - tall, width, tall, color, shade)
     if bar.fails:
         yield svg_text(x + width / 2, base - 2, "×", anchor="middle", size=12, colour=color)
     if bar.measured:
         yield _box(x, base - bar.measured * scale - 1, width, 2, "#000000")
 
 
-def _box(x: float, y: float, width: float, height: float, color: str) -> str:
-    return f'<rect x="{x}" y="{y:.1f}" width="{width}" height="{height:.1f}" fill="{color}"/>'
+def _box(x: float, y: float, width: float, height: float, color: str, opacity: float = 1.0) -> str:
+    pale = "" if opacity == 1 else f' fill-opacity="{opacity}"'
+    size = f'width="{width}" height="{height:.1f}"'
+    return f'<rect x="{x}" y="{y:.1f}" {size} fill="{color}"{pale}/>'

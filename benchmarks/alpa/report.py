@@ -106,13 +106,14 @@ def _panel(family: str, results: Mapping[str, Row]) -> Panel:
                 _height(case, row),
                 published(family, method, case.devices) or 0.0,
                 row is not None and not row.get("seconds") and not row.get("timeout"),
+                row is not None and bool(row.get("older")),
             )
             if method in methods
             else Bar(0.0, 0.0)
             for method, row in zip(METHODS, rows, strict=True)
         ]
         groups.append(Group(f"{case.name} · {case.devices}", tuple(bars)))
-    title = f"{TITLES[family]}: TFLOPS of a GPU, predicted (bar, × no plan) and measured (line)"
+    title = f"{TITLES[family]}: TFLOPS of a GPU, predicted (bar, pale if older, × no plan), measured (line)"
     return Panel(title, tuple(groups))
 
 

@@ -83,4 +83,5 @@ def test_what_does_not_fit_is_said_and_kept_apart_from_what_was_not_run() -> Non
     # A legend of both methods, our bars, the lines of the paper, and crosses for what failed.
     drawn = picture(results)
     assert drawn.count("<rect") == 2 + 2 + 6
+    assert drawn.count("fill-opacity") == 1, "what is older is pale"
     assert drawn.count(">×</text>") == 1, "a plan that was not found in time is none that fails"
