@@ -113,8 +113,8 @@ def _panel(family: str, results: Mapping[str, Row]) -> Panel:
             for method, row in zip(METHODS, rows, strict=True)
         ]
         groups.append(Group(f"{case.name} · {case.devices}", tuple(bars)))
-    title = f"{TITLES[family]}: TFLOPS of a GPU, predicted (bar, pale if older, × no plan), measured (line)"
-    return Panel(title, tuple(groups))
+    shown = "predicted (bar, pale if older, × no plan), measured (line)"
+    return Panel(f"{TITLES[family]}: TFLOPS of a GPU, {shown}", tuple(groups))
 
 
 def _height(case: Case, row: Row | None) -> float:
