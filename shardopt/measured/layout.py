@@ -28,10 +28,10 @@ _CONTEXT = {"all-gather": "context-gather", "ulysses": "ulysses"}
 
 @dataclass(frozen=True)
 class RowRecomputation:
-    """What the backward pass computes again: whole layers, from their inputs, or parts of a block
-    as the model has it."""
+    """What the backward pass computes again: what stages do (`shardopt.graph.recomputed_units`),
+    and parts of a block as the model has it."""
 
-    layers: bool = False
+    stages: str = "none"
     within: Recomputed = "none"
 
 
@@ -53,7 +53,7 @@ class RowLayout:
     recomputation: RowRecomputation | None
     microbatch: int | None
     batch: int
-    full: RowRecomputation = RowRecomputation(layers=True)
+    full: RowRecomputation = RowRecomputation("layer")
     between: tuple[RowRecomputation, ...] = ()
 
     @property
@@ -87,7 +87,7 @@ def layout_of(row: Row, framework: Framework) -> RowLayout:
     """Raises InexpressibleRow with what the row does not state, or what plans cannot say."""
     # Layers of a convolution net end with an addition, which takes next to nothing again.
     whole = framework.reruns and "resnet" not in row.arch.lower()
-    full = RowRecomputation(within="whole") if whole else RowRecomputation(layers=True)
+    full = RowRecomputation(within="whole") if whole else RowRecomputation("layer")
     if row.devices is None or row.gbs is None:
         raise InexpressibleRow("states no number of devices or no global batch")
     method = _method(row)

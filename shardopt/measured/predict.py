@@ -68,6 +68,12 @@ def prediction_within(case: Case, fraction: float) -> StepPrediction:
     return _prediction(case, layout, layout.recomputation or RowRecomputation(), fraction)
 
 
+def prediction_recomputing(case: Case, recomputation: RowRecomputation) -> StepPrediction:
+    """Of the stated plan with something else computed again. Raises UserError where the method does
+    not apply to the model."""
+    return _prediction(case, next(open_microbatches(case.layout)), recomputation)
+
+
 def whole_case(case: Case) -> ShortCase:
     """All blocks of a row on its stages, as the row states them."""
     layout = next(open_microbatches(case.layout))
@@ -139,7 +145,7 @@ def _short(
         stages=stages,
         shape=layout.shape,
         intra_op=layout.intra_op,
-        recompute="layer" if recomputation.layers else "none",
+        recompute=recomputation.stages,
         microbatches=microbatches,
     )
 

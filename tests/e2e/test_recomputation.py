@@ -80,6 +80,8 @@ def test_the_loop_says_what_is_recomputed() -> None:
         ("gpt", "selective:1", {"layers": 4}),
         ("gpt", "layer:1", {"layers": 4}),
         ("gpt", "layer:3", {"layers": 4, "stages": 1, "submesh": "1x4"}),
+        ("gpt", "selective", {"layers": 4, "schedule": "zero-bubble"}),
+        ("gpt", "selective:1", {"layers": 4, "schedule": "zb-v", "stages": 4, "submesh": "1x2"}),
         ("gpt", "layer", {"layers": 4}),
         ("gpt", "full", {"layers": 4}),
         ("gpt", "layer", {"layers": 4, "stages": 1, "submesh": "1x4"}),

@@ -99,7 +99,7 @@ def test_methods_follow_from_axes(
     [
         ("", None),
         ("none", RowRecomputation()),
-        ("full (every layer)", RowRecomputation(layers=True)),
+        ("full (every layer)", RowRecomputation("layer")),
         ("selective", RowRecomputation(within="attention")),
         ("selective (attention) + sequence parallel", RowRecomputation(within="attention")),
         ("selective per op", RowRecomputation(within="per-operation")),
@@ -112,7 +112,7 @@ def test_words_for_recomputation(
 ) -> None:
     layout = layout_of(replace(gpt, recompute=text), Framework())
     assert layout.recomputation == recomputation
-    assert layout.full == RowRecomputation(layers=True)
+    assert layout.full == RowRecomputation("layer")
 
 
 def test_zero_among_replicas_that_divide_nothing_splits_among_a_power_of_two(gpt: Row) -> None:
@@ -212,7 +212,7 @@ def test_a_source_names_its_framework(gpt: Row) -> None:
     assert fused(mosaic) and case_of(mosaic).machine.overlap and not case_of(mosaic).how.drops
     assert case_of(mosaic).layout.recomputation == RowRecomputation(within="whole")
     titan = case_of(replace(gpt, source="torchtitan benchmarks")).layout
-    assert (titan.intra_op, titan.recomputation) == ("sequence", RowRecomputation(layers=True))
+    assert (titan.intra_op, titan.recomputation) == ("sequence", RowRecomputation("layer"))
     slow = fused(replace(gpt, attention="flash-2", hardware="H100-SXM 96GB 500W"))
     fast = fused(replace(gpt, attention="flash-2", hardware="H100-SXM5-80GB"))
     assert slow is not None and fast is not None and slow[0].forward < 0.8 * fast[0].forward
