@@ -143,13 +143,17 @@ def donated_arguments(function: ir.Operation) -> tuple[int, ...]:
 
 def read_steps(transfer: ir.Operation, rank: int) -> tuple[ReshardStep, ...] | None:
     """The resharding plan on a transfer, or None. Raises ValueError when it is no `[n, 3 + 2 *
-    rank]`."""
+    rank]` of i64."""
     if RESHARDING not in transfer.attributes:
         return None
     plan = ir.DictAttr(transfer.attributes[RESHARDING])
     if "steps" not in plan:
         return None
-    rows = np.asarray(ir.DenseIntElementsAttr(plan["steps"]))
+    steps = ir.DenseIntElementsAttr(plan["steps"])
+    element = ir.ShapedType(steps.type).element_type
+    if str(element) != "i64":
+        raise ValueError(f"expected resharding steps of i64, found {element}")
+    rows = np.asarray(steps)
     if rows.ndim != 2 or rows.shape[1] != _STEP_COLUMNS + 2 * rank:
         columns = _STEP_COLUMNS + 2 * rank
         raise ValueError(

@@ -3,6 +3,8 @@
 // RUN: not shardopt-opt %t.none --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=NONE
 // RUN: sed -e 's/\[\[0, 2, 0, 0, 0, 2, 4\], \[0, 3, 1, 2, 0, 4, 4\]\]> : tensor<2x7xi64>/[[0, 2, 0, 0, 2], [0, 3, 1, 2, 4]]> : tensor<2x5xi64>/' %S/Inputs/two-stages.mlir > %t.width
 // RUN: not shardopt-opt %t.width --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=WIDTH
+// RUN: sed -e 's/tensor<2x7xi64>/tensor<2x7xi65>/' %S/Inputs/two-stages.mlir > %t.bits
+// RUN: not shardopt-opt %t.bits --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=BITS
 // RUN: sed -e 's/, \[0, 3, 1, 2, 0, 4, 4\]\]> : tensor<2x7xi64>/]> : tensor<1x7xi64>/' %S/Inputs/two-stages.mlir > %t.hole
 // RUN: not shardopt-opt %t.hole --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=HOLE
 // RUN: sed -e 's/\[0, 1, 2, 2, 0, 4, 4\]/[0, 1, 2, 2, 0, 4, 4], [0, 1, 2, 3, 0, 4, 4]/' -e 's/tensor<4x7xi64>/tensor<5x7xi64>/' %S/Inputs/two-stages.mlir > %t.twice
@@ -27,6 +29,7 @@
 
 // NONE: none:{{[0-9]+}}:11: error: transfer from mesh 'm1' to mesh 'm0': expected 'shardopt.resharding' with steps, found none
 // WIDTH: error: transfer from mesh 'm1' to mesh 'm0': expected resharding steps [n, 7] for rank 2, found [2, 5]
+// BITS: error: transfer from mesh '{{m[01]}}' to mesh '{{m[01]}}': expected resharding steps of i64, found i65
 // HOLE: error: transfer from mesh 'm1' to mesh 'm0': tile [2:4, 0:4] of device 1 is not filled completely
 // TWICE: error: transfer from mesh 'm0' to mesh 'm1': phase 0, device 1 to 2, slice [3:4, 0:4]: part of it arrives twice
 // SOURCE: error: transfer from mesh 'm0' to mesh 'm1': phase 0, device 0 to 2, slice [2:4, 0:4]: exceeds the source tile [0:2, 0:4]
