@@ -300,6 +300,17 @@ def batches(step: int) -> Iterator[dict[str, np.ndarray]]:
         step += 1
 
 
+def transposed_batches(step: int) -> Iterator[dict[str, np.ndarray]]:
+    yield from ({"x": batch["x"].T} for batch in batches(step))
+
+
+def test_flat_rows_are_no_transposed_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    feed = f"{__name__}:transposed_batches"
+    assert main(["run", str(MODULE), "--quick-compile", "--data", feed]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("error:") == 1 and "input 2 'x': expected float32" in captured.err
+
+
 def test_batches_come_from_a_function(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = ("run", str(MODULE), "--quick-compile", "--data", f"{__name__}:batches")
     assert main([*run, "--steps", "5"]) == 0

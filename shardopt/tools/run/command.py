@@ -270,7 +270,8 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Sequence[Me
                 pace.add(step, of_step.task_seconds)
             advance()
             if step == 0 and args.check:
-                given = [feed(0).get(k, value) for k, value in enumerate(inputs)]
+                batch = feed(0)
+                given = [batch.get(k, value) for k, value in enumerate(inputs)]
                 check(_reference(args, plan), given, list(outputs), args.tolerance)
             if args.outputs is not None:
                 latest[:] = outputs

@@ -322,6 +322,6 @@ def _fitting(array: Any, like: np.ndarray) -> np.ndarray:
             wrong = array[narrow != array].flat[0]
             raise UserError(f"--data: {wrong} is no {like.dtype}, which the argument takes")
         array = narrow
-    if array.ndim == 2 and array.size == like.size:
+    if array.ndim == 2 and array.size == like.size and array.shape[:1] == like.shape[:1]:
         array = array.reshape(like.shape)
     return array
