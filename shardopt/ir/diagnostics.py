@@ -7,6 +7,7 @@ line."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +35,10 @@ MAX_EXCERPT_CHARS = 200
 # MLIR attaches the whole op to its errors under these words: for a function or a module, pages of
 # text.
 CURRENT_OPERATION = "see current operation"
+# Some C++ passes attach it to their warnings without these words: results or operands show it.
+_OPERATION = re.compile(
+    r'(%[\w#:]+(, %[\w#:]+)* = )"?\w+(\.\w+)+\b|"\w+(\.\w+)+"\(|\w+(\.\w+)+ [%@]'
+)
 
 
 @dataclass(frozen=True)
@@ -151,8 +156,17 @@ def in_binary_file(diagnostic: Diagnostic, name: str, unnamed: str = "") -> Diag
 def from_native(native: ir.DiagnosticInfo | ir.Diagnostic) -> Diagnostic:
     """Copy a C++ diagnostic, which is gone when its handler returns."""
     severity = str(native.severity).rpartition(".")[2].lower()
-    notes = tuple(from_native(note) for note in native.notes)
-    return Diagnostic(severity, native.message, position_of(native.location), notes)  # type: ignore[arg-type]
+    position = position_of(native.location)
+    notes = tuple(_with_known_dump(from_native(note), position) for note in native.notes)
+    return Diagnostic(severity, native.message, position, notes)  # type: ignore[arg-type]
+
+
+def _with_known_dump(note: Diagnostic, position: Position) -> Diagnostic:
+    """A note that is nothing but the operation of a diagnostic at `position`, in the words that
+    MLIR has for those."""
+    if note.position == position and _OPERATION.match(note.message):
+        return replace(note, message=f"{CURRENT_OPERATION}: {note.message}")
+    return note
 
 
 @contextmanager

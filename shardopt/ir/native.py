@@ -106,13 +106,22 @@ def native_options(step: str) -> str:
     pipeline, which is several passes, those given."""
     given = step.partition("{")
     for anchor in ("any", "func.func", "builtin.module"):  # some passes run on one kind of op only
-        if native_pipeline_error(text := f"{anchor}({step})") is None:
-            whole = str(passmanager.PassManager.parse(text, _scratch_context()))
-            name, _, options = whole.removeprefix(f"{anchor}(").removesuffix(")").partition("{")
+        if native_pipeline_error(f"{anchor}({step})") is None:
+            name, _, options = native_text(step, (anchor,)).partition("{")
             if name == given[0]:
-                return " ".join(options.removesuffix("}").split())
+                return options.removesuffix("}").strip()
             break
     return given[2].removesuffix("}")
+
+
+def native_text(step: str, anchors: tuple[str, ...]) -> str:
+    """A C++ pass under `anchors`, outermost first, as C++ writes it: with all its options, and a
+    pipeline as the passes that it stands for. Raises ValueError for one that does not parse."""
+    opening = "".join(f"{anchor}(" for anchor in anchors)
+    whole = opening + step + ")" * len(anchors)
+    text = str(passmanager.PassManager.parse(whole, _scratch_context()))
+    # C++ leaves blanks where an option has no value.
+    return " ".join(text.removeprefix(opening)[: -len(anchors)].replace("{ ", "{").split())
 
 
 def run_native(module: ir.Module, pipeline: str, handler: Handler | None = None) -> None:

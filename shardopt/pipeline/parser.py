@@ -19,6 +19,7 @@ from shardopt.ir.native import (
     is_native_pass,
     native_options,
     native_pipeline_error,
+    native_text,
 )
 from shardopt.passes.base import Pass
 from shardopt.passes.options import OptionError, balanced_end, split_options
@@ -124,22 +125,21 @@ def leaves_of(step: Step) -> tuple[Leaf, ...]:
     return tuple(_leaves((step,), (ROOT_ANCHOR,), ()))
 
 
-def expanded(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with every phase replaced by its passes, and all options of C++ passes written
-    out."""
-    return NestStep(pipeline.anchor, _expanded(pipeline.steps))
+def expanded(pipeline: Pipeline) -> str:
+    """The pipeline as text with every phase and every C++ pipeline replaced by its passes, and all
+    options of C++ passes written out: what `mlir-opt` prints of its own."""
+    return _expanded(pipeline, ())
 
 
-def _expanded(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    leaves: list[Step] = []
-    for step in steps:
-        if isinstance(step, PhaseStep):
-            leaves += _expanded(step.steps)
-        elif isinstance(step, NativeStep):
-            leaves.append(NativeStep(step.name, native_options(str(step))))
-        else:
-            leaves.append(expanded(step) if isinstance(step, NestStep) else step)
-    return tuple(leaves)
+def _expanded(step: Step, anchors: tuple[str, ...]) -> str:
+    if isinstance(step, NativeStep):
+        return native_text(str(step), anchors)
+    if isinstance(step, PassStep):
+        return str(step)
+    if isinstance(step, NestStep):
+        anchors = (*anchors, step.anchor)
+    inner = ",".join(filter(None, (_expanded(part, anchors) for part in step.steps)))
+    return f"{step.anchor}({inner})" if isinstance(step, NestStep) else inner
 
 
 def _leaves(

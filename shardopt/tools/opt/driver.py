@@ -63,11 +63,12 @@ _KNOWN_RESOURCE = "ignoring unknown external resources for 'mlir_reproducer'"
 @dataclass(frozen=True)
 class Part:
     """One module of the input; `source` is its bytes, or the path when the input is one file and
-    not split."""
+    not split, and `first_line` where it begins in the input."""
 
     number: int
     source: bytes | str
     text: str
+    first_line: int = 1
 
 
 def expect_module(text: str, name: str, context: ir.Context) -> None:
@@ -128,7 +129,10 @@ class Driver:
         for warning in near_misses(text, self.name, marker):
             Reporter(self.options, self.name, text)(warning)
         chunks = enumerate(split_input(text, marker), start=1)
-        return tuple(Part(number, chunk.text.encode(), chunk.text) for number, chunk in chunks)
+        return tuple(
+            Part(number, chunk.text.encode(), chunk.text, chunk.first_line)
+            for number, chunk in chunks
+        )
 
     def _process(self, part: Part) -> tuple[int, bytes]:
         """The exit code and the output of one part; what went wrong has been reported."""
@@ -149,7 +153,7 @@ class Driver:
             report_bug(NAME)
             self._say_how_to_rerun(part, is_bug=True)
         if self.options.verify_diagnostics and code != EXIT_BUG:
-            code = EXIT_USER_ERROR if report.unexpected(part.text) else EXIT_OK
+            code = EXIT_USER_ERROR if report.unexpected(part.text, part.first_line) else EXIT_OK
         return code, output
 
     def _compile(self, part: Part, report: Reporter) -> bytes:
@@ -281,7 +285,7 @@ class Driver:
     def _pipeline_dump(self) -> str:
         pipeline = self.task.pipeline
         lines = [f"Pass Manager with {len(leaves(pipeline))} passes:", str(pipeline)]
-        if (plain := str(expanded(pipeline))) != lines[1]:
+        if (plain := expanded(pipeline)) != lines[1]:
             lines += ["Without phases:", plain]
         return "\n".join(lines)
 

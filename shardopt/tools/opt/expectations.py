@@ -4,7 +4,8 @@
     // expected-remark-re @below {{text with {{[0-9]+}} and other patterns in double braces}}
 
 The place is the line of the comment, `@+N`, `@-N`, `@above` or `@below` (the next line that holds
-no expectation), or `@unknown` for diagnostics without a line. Every expectation must be met; one
+no expectation), or `@unknown` for diagnostics without a line, as those of a module that nothing in
+the file opens: they are at the line before the first, too. Every expectation must be met; one
 stands for all equal diagnostics of its line, as in mlir-opt, unless there are several for them."""
 
 from __future__ import annotations
@@ -49,14 +50,17 @@ class Expectation:
 def read_expectations(
     text: str, file: str, first_line: int = 1
 ) -> tuple[tuple[Expectation, ...], list[Diagnostic]]:
-    """The expectations in a text whose first line has the number `first_line`, and errors about
-    malformed ones."""
+    """The expectations in the text of a file, and errors about malformed ones.
+
+    Of a part of the file, whose lines begin at `first_line`, what stands before is empty; MLIR
+    counts its lines from the marker that it follows."""
     expectations: list[Expectation] = []
     # `@below`, until a line without an expectation comes.
     waiting: list[tuple[re.Match[str], Position]] = []
     errors: list[Diagnostic] = []
     above = UNKNOWN_LINE
-    for number, line in enumerate(text.split("\n"), start=first_line):
+    before = first_line - 2 if first_line > 1 else UNKNOWN_LINE
+    for number, line in enumerate(text.split("\n"), start=1):
         match = _DESIGNATOR.search(line)
         if match is None:
             expectations += [_expectation(earlier, number, where) for earlier, where in waiting]
@@ -69,7 +73,9 @@ def read_expectations(
         if match["place"] == "below":
             waiting.append((match, where))
         else:
-            expectations.append(_expectation(match, _line_of(match["place"], number, above), where))
+            at = _line_of(match["place"], number, above)
+            at = UNKNOWN_LINE if at == before else at
+            expectations.append(_expectation(match, at, where))
     expectations += [_expectation(earlier, where.line, where) for earlier, where in waiting]
     expectations.sort(key=lambda expectation: expectation.written_at.line)
     return tuple(expectations), errors + [

@@ -70,10 +70,10 @@ class Reporter:
         else:
             print(f"{NAME}: error: {error}", file=sys.stderr)
 
-    def unexpected(self, text: str) -> bool:
-        """Compare what was kept with the expectations in `text`; print the differences, true if
-        there are any."""
-        expectations, errors = read_expectations(text, self.file)
+    def unexpected(self, text: str, first_line: int = 1) -> bool:
+        """Compare what was kept with the expectations in `text`, a part of the file from
+        `first_line` on; print the differences, true if there are any."""
+        expectations, errors = read_expectations(text, self.file, first_line)
         optional: tuple[Severity, ...] = () if self.options.remarks else ("remark",)
         if self.options.verify_diagnostics == "only-expected":
             optional = ("error", "warning", "remark", "note")

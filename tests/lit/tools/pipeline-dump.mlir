@@ -14,6 +14,11 @@
 // OPTIONS: builtin.module(canonicalize{max-iterations=2})
 // OPTIONS-NEXT: Without phases:
 // OPTIONS-NEXT: builtin.module(canonicalize{{[{]}}{{.*}}max-iterations=2 {{.*}}top-down=true})
+// Pipelines of C++ are taken apart.
+// RUN: shardopt-opt %s --sdy-import-pipeline --dump-pass-pipeline -o %t 2>&1 | FileCheck %s --check-prefix=APART
+// APART: builtin.module(sdy-import-pipeline)
+// APART-NEXT: Without phases:
+// APART-NEXT: builtin.module(symbol-dce,sdy-lift-inlined-meshes,{{.*}},sdy-add-data-flow-edges{{.*}})
 // NEST: warning: no op matches 'builtin.module' in 'builtin.module': cse and other passes nested there do nothing
 // NEST-NOT: warning
 func.func public @main() {
