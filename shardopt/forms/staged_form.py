@@ -143,6 +143,9 @@ class _Checker:
             yield Violation(op, f"expected a stage on the fragment of mesh '{mesh}', found none")
             return
         stage = ir.IntegerAttr(op.attributes[STAGE_ID]).value
+        if stage < 0:
+            yield Violation(op, f"expected a stage from 0 on, found {stage}")
+            return
         home = self.mesh_of_stage.setdefault(stage, mesh)
         if home != mesh:
             yield Violation(

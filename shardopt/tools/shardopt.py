@@ -78,6 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
 
+def reduce_main() -> int:
+    """`shardopt-reduce` is `shardopt reduce`, as tools of LLVM that reduce are called."""
+    sys.argv.insert(1, "reduce")
+    return main()
+
+
 def _after_crash(crash: Crash, model: str) -> int:
     phase = crash.trace.get("phase")
     if phase is None:

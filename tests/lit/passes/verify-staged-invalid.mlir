@@ -23,6 +23,8 @@
 // RUN: not shardopt-opt %t.stage --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=STAGE
 // RUN: sed -e 's/origin=\["layer_1"\], stage=1> (%h1/origin=["layer_1"], stage=0> (%h1/' %S/Inputs/two-stages.mlir > %t.home
 // RUN: not shardopt-opt %t.home --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=HOME
+// RUN: sed -e 's/origin=\["layer_1"\], stage=1> (%h1/origin=["layer_1"], stage=-1> (%h1/' %S/Inputs/two-stages.mlir > %t.below
+// RUN: not shardopt-opt %t.below --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=BELOW
 // RUN: sed -e 's/shardopt.kind = "bwd"/shardopt.kind = "fwd"/' %S/Inputs/two-stages.mlir > %t.flow
 // RUN: not shardopt-opt %t.flow --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=FLOW
 // RUN: sed -e 's/%i1 = mpmd.transfer %i : (!index) -> !index1/%j1 = mpmd.transfer %i : (!index) -> !index/' -e 's/, %i1) {/) {/' -e 's/, %k: tensor<ui32>) {/) {/' -e 's/(!b, !b, !b, !index1)/(!b, !b, !b)/' %S/Inputs/two-stages.mlir > %t.transfer
@@ -59,6 +61,7 @@
 // METHODS: error: expected 2 names in 'shardopt.intra_op', found 1
 // STAGE: error: expected a stage on the fragment of mesh 'm1', found none
 // HOME: error: expected stage 0 on mesh 'm0', found its fwd fragment on mesh 'm1'
+// BELOW: error: expected a stage from 0 on, found -1
 // FLOW: error: expected the fwd fragment of stage 0 to read nothing of later stages, found operand 0 made by stage 1
 // TRANSFER: error: expected a transfer between two meshes, found one within mesh 'm0'
 // FAR: error: expected stages below 9, found stage 99

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -291,3 +293,14 @@ def test_a_reader_that_leaves_sees_no_traceback(tool: str) -> None:
         )
         os.close(writing)
         assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_reduce_has_a_command_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (Path(__file__).parents[3] / "pyproject.toml").open("rb") as file:
+        module, _, name = tomllib.load(file)["project"]["scripts"]["shardopt-reduce"].partition(":")
+    monkeypatch.setattr(sys, "argv", ["shardopt-reduce", "--help"])
+    with pytest.raises(SystemExit):
+        getattr(import_module(module), name)()
+    assert "usage: shardopt reduce" in capsys.readouterr().out
