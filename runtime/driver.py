@@ -29,7 +29,7 @@ from shardopt.runtime.faults import fault_fields
 from shardopt.runtime.options import BACKENDS, TRANSPORTS, RunOptions, WorkerOptions, with_keywords
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
-from shardopt.runtime.program.hosts import hosts_of
+from shardopt.runtime.program.hosts import hosts_of, num_devices
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.program.memory import over_limit
 from shardopt.runtime.run import Backend, Run
@@ -77,10 +77,10 @@ def start_run(program: Program, options: RunOptions) -> Run:
     """
     _check_options(options)
     worker_options = WorkerOptions(
-        platform=chosen_platform(
-            options.platform,
-            1 + max(device for part in program.meshes for device in part.mesh.devices),
-        ),
+        # The GPUs of a cluster of Ray are known when the backend has connected to it.
+        platform=options.platform
+        if (options.backend, options.platform) == ("ray", "auto")
+        else chosen_platform(options.platform, num_devices(program)),
         share_gpus=options.share_gpus,
         direct=options.transport == "nccl",
         checked_steps=options.checked_steps,

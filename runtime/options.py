@@ -40,8 +40,8 @@ class RunOptions:
     _: KW_ONLY
 
     platform: PlatformName = "auto"
-    """Devices of the meshes; "auto": GPUs if this process sees as many as the program has
-    devices."""
+    """Devices of the meshes; "auto": GPUs if there are as many as the program has devices, on this
+    machine or in the cluster of Ray. Where there are some that are not used, a warning says so."""
 
     share_gpus: bool = False
     """Run on fewer GPUs than the program has devices: device d is GPU d modulo their number, so
@@ -124,7 +124,7 @@ class WorkerOptions:
     """What each worker of a run is told; they travel to other processes as plain values."""
 
     platform: str = "cpu"
-    """Devices: "cpu" or "gpu"."""
+    """Devices: "cpu" or "gpu"; "auto" only for a backend that is still to find out."""
 
     gpus_from_zero: bool = False
     """Take GPUs in order, since the process sees those of its worker only; otherwise by the numbers

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 import selectors
 import signal
 import socket
@@ -18,13 +19,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shardopt.runtime.backends.frames import receive_frame, send_frame
 from shardopt.runtime.backends.remote import RemoteBackend
+from shardopt.runtime.devices.gpu_drivers import gpu_kind, worker_environment
 from shardopt.runtime.errors import FailureKind, MeshError
 from shardopt.runtime.health.limits import DEFAULT_LIMITS, Limits
 from shardopt.runtime.options import WorkerOptions
@@ -58,11 +61,13 @@ class ProcessBackend(RemoteBackend):
         self._selector = selectors.DefaultSelector()
         self._closing = False
         parts = {part.mesh.name: part for part in program.meshes}
+        if options.platform == "gpu":
+            options = replace(options, gpus_from_zero=True)
         try:
             for number, host in enumerate(self._all_hosts()):
-                process = WorkerProcess(
-                    host, parts[host.mesh], Path(self._folder.name) / f"{number}.log"
-                )
+                part = parts[host.mesh]
+                log = Path(self._folder.name) / f"{number}.log"
+                process = WorkerProcess(host, part, log, _environment(host, part, options.platform))
                 self._processes[host.name] = process
                 self._selector.register(process.connection, selectors.EVENT_READ, process)
             self._reader = threading.Thread(target=self._read, name="answers", daemon=True)
@@ -118,7 +123,13 @@ class ProcessBackend(RemoteBackend):
 class WorkerProcess:
     """A process, the driver's end of its connection, and the commands that it has not answered."""
 
-    def __init__(self, host: Host, part: MeshProgram, log: Path) -> None:
+    def __init__(
+        self,
+        host: Host,
+        part: MeshProgram,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._name, self._part, self._log = host.name, part, log
         self._numbers = itertools.count()
         self._waiting: dict[int, Future[Any]] = {}
@@ -136,6 +147,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=environment,
             )
 
     @property
@@ -197,6 +209,14 @@ class WorkerProcess:
         # Lines of Gloo tell that all is well.
         lines = [line for line in lines if not line.startswith("[Gloo]")]
         return f"; it last said: {lines[-1]}" if lines else ""
+
+
+def _environment(host: Host, part: MeshProgram, platform: str) -> dict[str, str] | None:
+    """Of a worker with GPUs: it sees, and so takes memory of, no others than its own."""
+    if platform != "gpu":
+        return None
+    gpus = [part.mesh.devices[shard] for shard in host.shards]
+    return {**os.environ, **worker_environment(gpus, os.environ, gpu_kind() or "cuda")}
 
 
 def _command(files: Sequence[int]) -> list[str]:

@@ -16,6 +16,7 @@ import os
 import socket
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +26,11 @@ from shardopt.runtime.backends.ray_placement import RayPlacement
 from shardopt.runtime.backends.remote import RemoteBackend
 from shardopt.runtime.backends.remote_worker import RemoteWorker
 from shardopt.runtime.devices.clients import free_address
+from shardopt.runtime.devices.gpus import chosen_platform
 from shardopt.runtime.errors import FailureKind, MeshError
 from shardopt.runtime.health.limits import DEFAULT_LIMITS, Limits
 from shardopt.runtime.options import WorkerOptions
-from shardopt.runtime.program.hosts import Host, Hosts
+from shardopt.runtime.program.hosts import Host, Hosts, num_devices
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.transports.ray_objects import RECEIVE
 from shardopt.runtime.worker import unpack_position
@@ -37,6 +39,7 @@ from shardopt.support.errors import UserError
 _UNKNOWN = -1  # position of a worker that has not noted any here
 _CONTROL = "control"  # concurrency group whose calls are answered while a step runs
 NEW_CLUSTER = "local"
+_MEMORY_VARIABLES = "XLA_PYTHON_CLIENT_"
 _CONNECT_SECONDS = 10.0
 
 
@@ -92,6 +95,9 @@ class RayBackend(RemoteBackend):
         self._actors: dict[str, Any] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="shardopt-")  # for its owner only
         try:
+            if options.platform == "auto":
+                platform = chosen_platform("auto", num_devices(program), *connected_gpus())
+                options = replace(options, platform=platform)
             self._make_actors(options.platform)
             # Ray shows an actor its own GPUs only, numbered from zero.
             self.start_workers(replace(options, gpus_from_zero=True))
@@ -110,9 +116,9 @@ class RayBackend(RemoteBackend):
             host.name: self._position_file(k) for k, host in enumerate(self._all_hosts())
         }
         self._actors = {
-            host.name: actor.options(**placement.options(host)).remote(
-                str(self._positions[host.name])
-            )
+            host.name: actor.options(
+                **placement.options(host), **_memory_settings(os.environ)
+            ).remote(str(self._positions[host.name]))
             for host in self._all_hosts()
         }
         self._addresses = self._gather(
@@ -188,6 +194,24 @@ class RayBackend(RemoteBackend):
         first_line = str(error).strip().splitlines()[0]
         text = f"its actor died ({type(error).__name__}: {first_line})"
         return MeshError(worker, self.watch.place(worker), text, FailureKind.DIED)
+
+
+def connected_gpus() -> tuple[int | None, str]:
+    """How many the Ray cluster that this process is connected to has, None where it is to none; and
+    where they are."""
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None, "this machine"
+    return int(ray.cluster_resources().get("GPU", 0)), "the Ray cluster"
+
+
+def _memory_settings(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the driver was told about the share of a GPU that XLA takes holds for its workers."""
+    settings = {
+        name: text for name, text in environment.items() if name.startswith(_MEMORY_VARIABLES)
+    }
+    # An environment of its own, even an empty one, makes Ray start a process anew.
+    return {"runtime_env": {"env_vars": settings}} if settings else {}
 
 
 def _shared_number(file: Path) -> memoryview:

@@ -2,11 +2,11 @@
 or of one that the processes of all its hosts make up together.
 
 The processes of a mesh find each other through a coordination service, which the driver runs
-(`CoordinationService`), and exchange data by gloo. Such a service is told that its clients are
-*recoverable*: when one dies, the others get an error from the collective they are in within
-milliseconds, instead of being aborted by it some seconds later. A client that can no longer reach
-the service is aborted, so no worker outlives its driver. Who is gone or hangs is for the driver to
-find out, so the service itself never loses patience."""
+(`CoordinationService`), and exchange data by gloo, or by NCCL between GPUs. Such a service is told
+that its clients are *recoverable*: when one dies, the others get an error from the collective they
+are in within milliseconds, instead of being aborted by it some seconds later. A client that can no
+longer reach the service is aborted, so no worker outlives its driver. Who is gone or hangs is for
+the driver to find out, so the service itself never loses patience."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from jax._src import named_sharding, sharding
+from jax._src import distributed, named_sharding, sharding
 from jaxlib import _jax, utils
 from jaxlib import xla_client as xc
 
 from shardopt.ir.jax_versions import forget_host_meshes
 from shardopt.runtime.program.hosts import Host
+from shardopt.support.errors import UserError
 
 _START_SECONDS = 120  # until all processes of a mesh must have come up
 _PATIENCE_SECONDS = 10**6
 _ERRORS_ONLY = 2
-_DEVICES_PER_PROCESS = 2048  # XLA numbers CPU device d of process p as 2048 p + d
 
 # Python collects by numbers of objects, of which clients are few: a process that opened many and
 # closed none of them would end for want of threads.
@@ -114,6 +114,35 @@ def end_unused_clients() -> None:
 def shared_devices(world: World, here: Host) -> Devices:
     """Host devices of the client that this process makes up with those of the mesh's other hosts;
     waits for them."""
+    coordinator = _joined(world, here)
+    client: Any = xc.make_cpu_client(
+        distributed_client=coordinator,
+        node_id=here.number,
+        num_nodes=here.count,
+        collectives=_jax.make_gloo_tcp_collectives(coordinator, hostname=world.address),
+        num_devices=len(here.shards),
+    )
+    return _of_mesh(world, here, client.devices(), client.local_devices())
+
+
+def default_devices(world: World, here: Host, platform: str) -> Devices:
+    """Devices of JAX's own backend for `platform`, which this process makes up with those of the
+    mesh's other hosts; waits for them. The backend must not have been started before. Raises
+    UserError where a process sees another number of devices than its part of the mesh has.
+
+    JAX finds the other processes as after `jax.distributed.initialize`, but that the service is the
+    driver's, which outlives all of them. Collectives are the platform's: NCCL's for GPUs."""
+    import jax
+
+    state: Any = distributed.global_state
+    state.client = _joined(world, here)
+    state.process_id, state.num_processes = here.number, here.count
+    devices, local = jax.devices(platform), jax.local_devices(backend=platform)
+    return _of_mesh(world, here, devices, local)
+
+
+def _joined(world: World, here: Host) -> Any:
+    """The connection of this process to the service of its mesh."""
     coordinator = _jax.get_distributed_runtime_client(
         world.service,
         here.number,
@@ -124,21 +153,24 @@ def shared_devices(world: World, here: Host) -> Devices:
         use_compression=False,
     )
     coordinator.connect()
-    client: Any = xc.make_cpu_client(
-        distributed_client=coordinator,
-        node_id=here.number,
-        num_nodes=here.count,
-        collectives=_jax.make_gloo_tcp_collectives(coordinator, hostname=world.address),
-        num_devices=len(here.shards),
-    )
-    by_id = {device.id: device for device in client.devices()}
-    return Devices(_in_mesh_order(world.hosts, by_id), list(client.local_devices()))
+    return coordinator
 
 
-def _in_mesh_order(hosts: Sequence[Host], by_id: dict[int, Any]) -> list[Any]:
-    places = {
-        shard: by_id[host.number * _DEVICES_PER_PROCESS + number]
-        for host in hosts
-        for number, shard in enumerate(host.shards)
-    }
-    return [places[shard] for shard in sorted(places)]
+def _of_mesh(world: World, here: Host, devices: Sequence[Any], local: Sequence[Any]) -> Devices:
+    """The devices of all processes in the order of the mesh: a process has as many as its host has
+    shards, which are in the order of their numbers there."""
+    by_process: dict[int, list[Any]] = {}
+    for device in sorted(devices, key=lambda each: (each.local_hardware_id or 0, each.id)):
+        by_process.setdefault(device.process_index, []).append(device)
+    places: dict[int, Any] = {}
+    for host in world.hosts:
+        found = by_process.get(host.number, [])
+        if len(found) != len(host.shards):
+            raise UserError(
+                f"mesh '{here.mesh}', host {host.number}: expected {len(host.shards)} devices, "
+                f"found {len(found)}"
+            )
+        places.update(zip(host.shards, found, strict=True))
+    in_order = [places[shard] for shard in sorted(places)]
+    own = {device.id for device in local}
+    return Devices(in_order, [device for device in in_order if device.id in own])

@@ -1,33 +1,51 @@
 """GPUs as the devices of a mesh. They belong to JAX's default GPU backend, the one client that a
-process can have on them; several meshes of a process share it, each on devices of its own."""
+process can have on them; several meshes of a process share it, each on devices of its own. Where a
+mesh has several hosts, that client is one that the processes of all of them make up, each with the
+GPUs that it sees."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 from shardopt.mesh.mesh import Mesh
 from shardopt.options.names import PlatformName
-from shardopt.runtime.devices.clients import Devices, World, shared_devices
+from shardopt.runtime.devices.clients import Devices, World, default_devices, shared_devices
+from shardopt.runtime.devices.gpu_drivers import gpu_kind, num_gpus
 from shardopt.runtime.program.hosts import Host
 from shardopt.support.errors import UserError
 
 PLATFORMS = ("auto", "cpu", "gpu")
-_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin", "jax_rocm7_plugin", "jax_rocm60_plugin")
 
 
-def chosen_platform(platform: PlatformName, devices: int) -> PlatformName:
-    """What "auto" stands for: GPUs if this process sees as many as the program has devices. Raises
-    UserError for a name that is none."""
+def chosen_platform(
+    platform: PlatformName, devices: int, gpus: int | None = None, where: str = "this machine"
+) -> PlatformName:
+    """What "auto" stands for: GPUs if there are as many as the program has devices, of `gpus`
+    `where` the workers will be, by default those that the driver shows here. GPUs that are not used
+    are told, by a warning. Raises UserError for a name that is none."""
     if platform not in PLATFORMS:
         raise UserError(
             f"unknown platform '{platform}': known platforms are {', '.join(PLATFORMS)}"
         )
     if platform != "auto":
         return platform
-    return "gpu" if len(visible_gpus()) >= devices else "cpu"
+    has_plugin = gpus is not None or gpu_kind() is not None
+    gpus = num_gpus() if gpus is None else gpus
+    if gpus >= devices and has_plugin:
+        return "gpu"
+    if gpus:
+        wanted = (
+            f"the program has {devices} devices" if has_plugin else "JAX has no plugin for GPUs"
+        )
+        warnings.warn(
+            f"the run takes the CPU, not the {gpus} GPUs of {where}: {wanted} (platform 'cpu' says "
+            "so without this warning, 'gpu' insists)",
+            stacklevel=2,
+        )
+    return "cpu"
 
 
 def devices_of(
@@ -41,9 +59,13 @@ def devices_of(
 ) -> Devices | None:
     """Those of a worker; None for host devices of a client of their own. With `gpus_from_zero`, the
     process sees the GPUs of this worker only; with `share_gpus`, meshes take turns on those that
-    are there. Raises UserError for GPUs of several hosts in one mesh."""
+    are there. Raises UserError where GPUs are missing, or a mesh of GPUs has several hosts and its
+    processes see others, too."""
     if world is not None and platform == "gpu":
-        raise UserError(f"mesh '{mesh.name}': expected GPUs of one host, found {host.count} hosts")
+        if not gpus_from_zero:
+            found = f"workers that see all GPUs, and {host.count} hosts"
+            raise UserError(f"mesh '{mesh.name}': expected GPUs of one host, found {found}")
+        return default_devices(world, host, platform)
     if world is not None:
         return shared_devices(world, host)
     if platform == "gpu":
@@ -76,9 +98,9 @@ def shared_gpus(name: str, numbers: Sequence[int], gpus: int) -> list[int]:
 
 @cache
 def visible_gpus() -> tuple[Any, ...]:
-    """Without a plugin for GPUs, JAX is not even asked: it would start a backend of its own on the
-    host."""
-    if not any(find_spec(plugin) for plugin in _PLUGINS):
+    """Opens them, all that this process may see. Without a plugin for GPUs, JAX is not even asked:
+    it would start a backend of its own on the host."""
+    if gpu_kind() is None:
         return ()
     import jax
 

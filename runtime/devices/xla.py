@@ -148,6 +148,8 @@ class XlaMesh:
         keep_barriers(build, function.bytecode)
         if quick:
             compile_quickly(options)
+        if self._devices[0].platform != "cpu" and len(self._opened.local) < self.mesh.size:
+            tune_alone(options)
         loaded = load_or_compile(self._devices, function.bytecode, options, store)
         self._check_shardings(
             function, "argument", loaded.get_parameter_shardings(), function.arguments
@@ -286,6 +288,15 @@ def compile_quickly(options: Any, *, usual_kernels: bool = False) -> None:
     debug.xla_llvm_disable_expensive_passes = True
     # Among the debug options in C++, but not in their Python class.
     options.env_option_overrides = kernel_options(usual_kernels=usual_kernels)
+
+
+def tune_alone(options: Any) -> None:
+    """Let each process of a mesh of GPUs find the fastest kernels for itself. By default they share
+    that out, and wait for each other: for ever, where one of them has the executable on disk."""
+    options.env_option_overrides = [
+        *options.env_option_overrides,
+        ("xla_gpu_shard_autotuning", False),
+    ]
 
 
 def keep_barriers(build: Any, bytecode: bytes) -> None:

@@ -38,6 +38,11 @@ def one_host_each(program: Program) -> dict[str, tuple[Host, ...]]:
     return {part.mesh.name: hosts_of_mesh(part.mesh, ()) for part in program.meshes}
 
 
+def num_devices(program: Program) -> int:
+    """Of the cluster that the program is for, as far as it uses them."""
+    return 1 + max(device for part in program.meshes for device in part.mesh.devices)
+
+
 def hosts_of(program: Program, devices_per_host: int | None = None) -> dict[str, tuple[Host, ...]]:
     """The hosts that the program names; with `devices_per_host`, hosts of so many devices each, in
     the order of their numbers. Raises UserError when that is no positive number."""
@@ -45,10 +50,9 @@ def hosts_of(program: Program, devices_per_host: int | None = None) -> dict[str,
     if devices_per_host is not None:
         if devices_per_host < 1:
             raise UserError(f"expected at least one device per host, found {devices_per_host}")
-        count = 1 + max(device for part in program.meshes for device in part.mesh.devices)
         groups = tuple(
             tuple(range(first, first + devices_per_host))
-            for first in range(0, count, devices_per_host)
+            for first in range(0, num_devices(program), devices_per_host)
         )
     return {part.mesh.name: hosts_of_mesh(part.mesh, groups) for part in program.meshes}
 

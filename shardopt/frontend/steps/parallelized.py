@@ -18,7 +18,6 @@ from jax import export
 
 from shardopt.frontend.calls.call_signature import export_call
 from shardopt.frontend.calls.callbacks import recorded
-from shardopt.frontend.calls.device_cluster import export_platform
 from shardopt.frontend.calls.static_arguments import StaticArguments
 from shardopt.frontend.planning.optimize import optimize
 from shardopt.frontend.steps.beside import Beside
@@ -35,7 +34,9 @@ from shardopt.frontend.steps.step_call import (
 )
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.options.names import PlatformName
-from shardopt.runtime.devices.gpus import chosen_platform, visible_gpus
+from shardopt.runtime.backends.ray_actors import connected_gpus
+from shardopt.runtime.devices.gpu_drivers import gpu_kind
+from shardopt.runtime.devices.gpus import chosen_platform
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -148,15 +149,17 @@ class Parallelized(Generic[P, R]):
     def _platform(self) -> PlatformName:
         """What the workers run on, known before the function is traced for it."""
         devices = load_cluster(self._planning["cluster"]).num_devices
-        return chosen_platform(self._run_options.platform, devices)
+        options = self._run_options
+        if options.backend == "ray":
+            return chosen_platform(options.platform, devices, *connected_gpus())
+        return chosen_platform(options.platform, devices)
 
     @property
     def export_platform(self) -> str:
         """What functions are exported for."""
         if self._platform == "cpu":
             return "cpu"
-        gpus = visible_gpus()  # a driver of workers on other machines may have none
-        return export_platform(gpus[0]) if gpus else "cuda"
+        return gpu_kind() or "cuda"  # a driver of workers on other machines may have no plugin
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run one step. Raises UserError, and MeshError when a worker fails: the next call then

@@ -80,7 +80,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "--platform",
         default="auto",
         choices=get_args(PlatformName),
-        help="devices of the meshes; auto: GPUs if this process sees enough of them",
+        help="devices of the meshes; auto: GPUs if there are enough, on this machine or in the "
+        "Ray cluster",
     )
     parser.add_argument(
         "--share-gpus",
