@@ -27,7 +27,7 @@ from shardopt.runtime.program.instructions import (
     Route,
     Send,
 )
-from shardopt.runtime.transports.nccl import End, NcclLink, NcclLinks
+from shardopt.runtime.transports.nccl import End, MeshPair, NcclLink, NcclLinks
 
 
 def connect(context: Context) -> None:
@@ -46,9 +46,9 @@ def connect(context: Context) -> None:
         shard: Cuda(cupy, ordinal, last_run)
         for shard, ordinal in zip(shards, context.devices.ordinals(), strict=True)
     }
-    links = links_of(context.program, context.host, context.hosts, context.routes)
+    pairs = pairs_of(context.program, context.hosts, context.routes)
     context.links = NcclLinks(
-        cupy.cuda.nccl, context.host.name, context.cudas, links, context.transport
+        cupy.cuda.nccl, context.host.name, context.cudas, pairs, context.transport
     )
 
 
@@ -80,21 +80,24 @@ def _stays(
     )
 
 
-def links_of(
-    program: MeshProgram, host: Host, hosts: Hosts, routes: Sequence[Route]
-) -> set[NcclLink]:
-    """All links that one worker needs, of both directions."""
-    links: set[NcclLink] = set()
+def pairs_of(program: MeshProgram, hosts: Hosts, routes: Sequence[Route]) -> set[MeshPair]:
+    """All pairs of meshes of which one is the program's: every host of a mesh finds the same."""
+    pairs = set()
     for each in program.instructions:
-        if not isinstance(each, Send | Recv) or not _stays(program, hosts, routes, each):
-            continue
-        for route in each.routes:
-            if isinstance(each, Send):
-                pairs = [(host, target) for target in hosts[each.target]]
-            else:
-                pairs = [(source, host) for source in hosts[each.source]]
-            links.update(link for pair in pairs for _, link in _pieces(routes[route], *pair))
-    return links
+        if isinstance(each, Send | Recv) and _stays(program, hosts, routes, each):
+            meshes = (
+                (program.mesh.name, each.target)
+                if isinstance(each, Send)
+                else (each.source, program.mesh.name)
+            )
+            pairs.add(MeshPair(*(_ends(hosts[mesh]) for mesh in meshes)))
+    return pairs
+
+
+def _ends(hosts: Sequence[Host]) -> tuple[End, ...]:
+    return tuple(
+        sorted(End(host.mesh, shard, host.name) for host in hosts for shard in host.shards)
+    )
 
 
 def _pieces(route: Route, source: Host, target: Host) -> list[tuple[int, NcclLink]]:

@@ -7,6 +7,7 @@ XLA); and XLA waits for a stream by an event, when it takes memory over."""
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -22,6 +23,8 @@ from shardopt.support.errors import UserError
 # Bytes are moved in words of the size of an element, whatever it means. No integer has 16 bytes;
 # copies leave the bits of a complex number alone.
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}
+# So many blocks of a size may be read still while others are taken: more memory, or the host waits.
+_STILL_READ = 2
 Stream = Any
 Words = Any  # an array of cupy
 
@@ -46,7 +49,7 @@ class Cuda:
     def __init__(self, cupy: Any, ordinal: int, last_run: Callable[[], Any] = lambda: None) -> None:
         self.cupy, self.ordinal = cupy, ordinal
         self._last_run = last_run
-        self._free: dict[int, list[_Memory]] = {}
+        self._free: dict[int, deque[_Memory]] = {}
         self._returns: SimpleQueue[_Memory] = SimpleQueue()  # its `put` may run anywhere
         self._lock = threading.Lock()
 
@@ -81,9 +84,11 @@ class Cuda:
         with self._lock:
             while not self._returns.empty():
                 returned = self._returns.get()
-                self._free.setdefault(returned.size, []).append(returned)
-            kept = self._free.get(size)
-            block = kept.pop() if kept else None
+                self._free.setdefault(returned.size, deque()).append(returned)
+            kept = self._free.setdefault(size, deque())
+            # The one that has been back for longest.
+            is_free = kept and (kept[0].read_by is None or len(kept) > _STILL_READ)
+            block = kept.popleft() if is_free else None
         if block is None:
             with self.here():
                 block = _Memory(self.cupy.cuda.alloc(size), size)

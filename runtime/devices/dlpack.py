@@ -15,7 +15,17 @@ import numpy as np
 CPU, CUDA = 1, 2  # kinds of devices in DLPack
 
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_NAMED_CODES = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}
+_NAMED_CODES = {
+    "bfloat16": 4,
+    "float8_e3m4": 7,
+    "float8_e4m3": 8,
+    "float8_e4m3b11fnuz": 9,
+    "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11,
+    "float8_e5m2": 12,
+    "float8_e5m2fnuz": 13,
+    "float8_e8m0fnu": 14,
+}
 
 
 class _Device(ctypes.Structure):

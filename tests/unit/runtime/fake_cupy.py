@@ -1,8 +1,10 @@
 """cupy and NCCL on host memory, with streams that do nothing until somebody waits, and then in any
 allowed order.
 
-What a stream was given runs in order; which stream goes on is drawn by chance. A send runs when its
-receive has come to the head of its stream, too, and never before. Memory that is let go is
+What a stream was given runs in order; which stream goes on is drawn by chance. A group of sends and
+receives is one operation of its stream: a piece moves when the group of its other end has come to
+the head of its stream, too, and never before, and the next operation follows when all have moved.
+Memory that is let go is
 overwritten at once, or, if it was taken for a stream, when that stream comes to it: whoever still
 reads it then reads garbage."""
 
@@ -40,8 +42,9 @@ class World:
         self.lock = threading.RLock()
         self.streams: dict[int, Stream] = {}
         self.numbers = count(1000)
-        self.comms: dict[tuple[int, ...], list[deque[P2P]]] = defaultdict(
-            lambda: [deque(), deque()]
+        # Of each communicator, the groups of each rank that are under way.
+        self.comms: dict[tuple[int, ...], dict[int, deque[Group]]] = defaultdict(
+            lambda: defaultdict(deque)
         )
         self.members: dict[tuple[int, ...], set[int]] = defaultdict(set)
         self.pool, self.graves = BufferPool(), []  # type: ignore[var-annotated]
@@ -56,7 +59,14 @@ class World:
             if not heads:
                 return False
             stream = self.random.choice(heads)
-            stream.ops.popleft().run()
+            op = stream.ops[0]
+            op.run()
+            if not isinstance(op, Group):
+                stream.ops.popleft()
+            # A piece that moved may have been the last of its other end, too.
+            for each in self.streams.values():
+                while each.ops and isinstance(each.ops[0], Group) and each.ops[0].is_over:
+                    each.ops.popleft().leave()  # type: ignore[attr-defined]
             return True
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -168,21 +178,78 @@ class Array:
         stream.put(Op(lambda: np.copyto(target, source)))
 
 
-class P2P:
-    def __init__(self, stream: Stream) -> None:
-        self.stream, self.parts, self.op = stream, [], None  # type: ignore[var-annotated]
+class Group(Op):
+    """The sends and receives of one rank in one group."""
+
+    def __init__(self, comm: Communicator, stream: Stream) -> None:
+        self.comm, self.stream = comm, stream
+        self.pieces: list[tuple[str, int, int, int]] = []  # what, peer, address, bytes
+
+    def ready(self) -> bool:  # type: ignore[override]
+        return self.comm.aborted or any(self._mate(*piece[:2]) for piece in self.pieces)
+
+    def run(self) -> None:  # type: ignore[override]
+        if self.comm.aborted:
+            self.pieces.clear()
+            return
+        what, peer = next(piece[:2] for piece in self.pieces if self._mate(*piece[:2]))
+        mate = self._mate(what, peer)
+        assert mate is not None
+        mine, theirs = self._between(what, peer), mate._between(_OTHER[what], self.comm.rank)
+        assert [each[3] for each in mine] == [each[3] for each in theirs], (
+            "one message at both ends"
+        )
+        for (_, _, here, size), (_, _, there, _) in zip(mine, theirs, strict=True):
+            source, target = (here, there) if what == "send" else (there, here)
+            ctypes.memmove(target, source, size)
+        self.pieces = [each for each in self.pieces if each not in mine]
+        mate.pieces = [each for each in mate.pieces if each not in theirs]
+
+    @property
+    def is_over(self) -> bool:
+        return not self.pieces
+
+    def leave(self) -> None:
+        self.comm.world.comms[self.comm.unique][self.comm.rank].remove(self)
+
+    def _between(self, what: str, peer: int) -> list[tuple[str, int, int, int]]:
+        return [each for each in self.pieces if each[:2] == (what, peer)]
+
+    def _mate(self, what: str, peer: int) -> Group | None:
+        """The group of the other end, where both are first on their streams and mean each other."""
+        others = self.comm.world.comms[self.comm.unique][peer]
+        if self.stream.ops[0] is not self or not others:
+            return None
+        mate = others[0]
+        heads = mate.stream.ops[0] is mate
+        return mate if heads and mate._between(_OTHER[what], self.comm.rank) else None
+
+
+_OTHER = {"send": "recv", "recv": "send"}
+
+
+class NcclError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"NCCL_ERROR {status}")
+        self.status = status
 
 
 class Communicator:
     def __init__(self, world: World, size: int, unique: tuple[int, ...], rank: int) -> None:
         assert len(unique) == 128 and all(-128 <= each < 128 for each in unique)
         self.world, self.unique, self.rank, self.size = world, unique, rank, size
-        self.aborted = False
+        self.aborted, self.error, self.stream = False, 0, 0
         with world.lock:
             assert rank not in world.members[unique], "one rank, one communicator"
             world.members[unique].add(rank)
+        if getattr(world.local, "making", None) is None:
+            self.await_others()
+        else:
+            world.local.making.append(self)
+
+    def await_others(self) -> None:
         limit = time.monotonic() + PATIENCE_SECONDS
-        while len(world.members[unique]) < size:  # as NCCL does: all ranks or none
+        while len(self.world.members[self.unique]) < self.size:  # as NCCL does: all ranks or none
             assert time.monotonic() < limit, "communicators are made in different orders"
             time.sleep(1e-4)
 
@@ -193,72 +260,47 @@ class Communicator:
         self._post("recv", pointer, size, peer, stream)
 
     def _post(self, what: str, pointer: int, size: int, peer: int, stream: int) -> None:
-        assert peer == 1 - self.rank or self.size == 1
+        assert 0 <= peer < self.size and (peer != self.rank or self.size == 1)
+        assert self.stream in (0, stream), "a communicator has one stream at a rank"
+        self.stream = stream
         assert self.world.local.device == self.world.streams[stream].device, (
             "the device of the communicator is current"
         )
-        self.world.local.group.append((self, what, pointer, size, stream))
+        self.world.local.group.append((self, what, pointer, size, peer, stream))
 
     def check_async_error(self) -> None:
-        """Never one."""
+        if self.error:
+            raise NcclError(self.error)
 
     def abort(self) -> None:
         self.aborted = True
 
     def destroy(self) -> None:
         with self.world.lock:
-            assert not any(self.world.comms[self.unique]), "nothing is under way"
+            assert not self.world.comms[self.unique][self.rank], "nothing is under way"
 
 
 def _group_start(world: World) -> None:
-    world.local.group = []
+    world.local.group, world.local.making = [], []
 
 
 def _group_end(world: World) -> None:
-    """One operation on each stream; with the other end's, which must be the same pieces, it becomes
-    ready."""
-    posted: dict[tuple[int, str], P2P] = {}
+    """One operation on the stream of each rank; communicators are there when all ranks are."""
+    making, world.local.making = world.local.making, None
+    for comm in making:
+        comm.await_others()
+    if not world.local.group:
+        return
+    groups: dict[int, Group] = {}
     with world.lock:
-        world.groups.append([(what, size) for _, what, _, size, _ in world.local.group])
-        for comm, what, pointer, size, stream in world.local.group:
-            key = (id(comm), what)
-            if key not in posted:
-                posted[key] = _enqueue(world, comm, what, world.streams[stream])
-            posted[key].parts.append((pointer, size))
-
-
-def _enqueue(world: World, comm: Communicator, what: str, stream: Stream) -> P2P:
-    side = 0 if what == "send" else 1
-    assert comm.size == 1 or side == comm.rank, "a link has one direction"
-    mine, other = world.comms[comm.unique][side], world.comms[comm.unique][1 - side]
-    p2p = P2P(stream)
-
-    def ready() -> bool:
-        if comm.aborted:
-            return True
-        if not mine or mine[0] is not p2p or not other:
-            return False
-        mate = other[0]
-        return mate.stream is stream or bool(mate.stream.ops and mate.stream.ops[0] is mate.op)
-
-    def run() -> None:
-        if comm.aborted:
-            return
-        mate = other[0]
-        sent, received = (p2p, mate) if side == 0 else (mate, p2p)
-        assert [size for _, size in sent.parts] == [size for _, size in received.parts], (
-            "both ends mean one message"
-        )
-        for (source, size), (target, _) in zip(sent.parts, received.parts, strict=True):
-            ctypes.memmove(target, source, size)
-        mine.popleft()
-        other.popleft()
-        mate.stream.ops.remove(mate.op)
-
-    p2p.op = Op(run, ready)  # type: ignore[assignment]
-    mine.append(p2p)
-    stream.put(p2p.op)  # type: ignore[arg-type]
-    return p2p
+        world.groups.append([(what, size) for _, what, _, size, _, _ in world.local.group])
+        for comm, what, pointer, size, peer, stream in world.local.group:
+            if id(comm) not in groups:
+                groups[id(comm)] = group = Group(comm, world.streams[stream])
+                world.comms[comm.unique][comm.rank].append(group)
+            groups[id(comm)].pieces.append((what, peer, pointer, size))
+        for group in groups.values():
+            group.stream.put(group)
 
 
 def fake_cupy(world: World) -> Any:
@@ -299,6 +341,7 @@ def fake_cupy(world: World) -> Any:
 
     nccl = SimpleNamespace(
         NCCL_UINT8=1,
+        NcclError=NcclError,
         get_unique_id=lambda: tuple(world.random.randrange(-128, 128) for _ in range(128)),
         NcclCommunicator=lambda size, unique, rank: Communicator(world, size, unique, rank),
         groupStart=lambda: _group_start(world),
