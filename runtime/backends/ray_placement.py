@@ -2,11 +2,14 @@
 plan.
 
 Parts of several meshes on one host of the plan share a bundle, and so a node; different hosts are
-on different nodes if the cluster has enough of them, and together on few otherwise."""
+on different nodes if the cluster has enough of them, and together on few otherwise. So a run that
+starts again after a node is lost takes what is left, or a node that no host had before."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardopt.runtime.program.hosts import Host
@@ -16,6 +19,8 @@ from shardopt.support.errors import UserError
 # something.
 _CPU_SHARE = 0.001
 _PATIENCE_SECONDS = 60.0
+_ANSWER_SECONDS = 2.0  # for a node to take a connection
+_LOOK_SECONDS = 0.2
 
 
 class RayPlacement:
@@ -35,7 +40,7 @@ class RayPlacement:
             for resource, amount in self._resources(worker).items():
                 bundle = bundles[self._bundle[home]]
                 bundle[resource] = bundle.get(resource, 0) + amount
-        nodes = sum(1 for node in ray.nodes() if node["Alive"])
+        nodes = _living_nodes(ray, patience)
         strategy = "STRICT_SPREAD" if len(bundles) <= nodes else "PACK"
         self._group = placement_group(bundles, strategy=strategy)
         if not self._group.wait(patience):
@@ -66,6 +71,27 @@ class RayPlacement:
 
     def _resources(self, worker: Host) -> dict[str, float]:
         return {"CPU": _CPU_SHARE, "GPU": len(worker.shards)} if self._gpus else {"CPU": _CPU_SHARE}
+
+
+def _living_nodes(ray: Any, patience: float) -> int:
+    """How many nodes there are, when Ray knows of those that are gone. It takes some seconds to
+    notice, and until then would place actors there, which never start."""
+    limit = time.monotonic() + patience
+    while True:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        if all(map(_answers, nodes)) or time.monotonic() > limit:
+            return len(nodes)
+        time.sleep(_LOOK_SECONDS)
+
+
+def _answers(node: Mapping[str, Any]) -> bool:
+    """Whether the process of Ray on the node takes connections, as every driver makes one to it."""
+    address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+    try:
+        socket.create_connection(address, timeout=_ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _home(worker: Host) -> int | str:

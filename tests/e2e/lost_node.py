@@ -1,5 +1,5 @@
 """A Ray cluster of two nodes on this machine loses the one that a mesh is on: `python lost_node.py`
-prints the error.
+prints the error, and what a run that is opened at once, on the node that is left, computes.
 
 A process of its own, as a process can be connected to one cluster only.
 """
@@ -37,6 +37,9 @@ def main() -> None:
                     run.step()
             except MeshError as error:
                 print(f"{time.monotonic() - begin:.2f} {error}", flush=True)
+        with open_run(example(), "ray", quick_compile=True, devices_per_host=2) as run:
+            run.load(inputs())
+            print(f"{float(run.step()[2]):.6f}", flush=True)
     finally:
         ray.shutdown()
         cluster.shutdown()

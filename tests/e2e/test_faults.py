@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from exported_model import TEXT, example, inputs, load
+from exported_model import TEXT, example, expected_step, inputs, load
 
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import FailureKind, MeshError
@@ -217,7 +217,7 @@ def test_steps_keep_their_numbers_when_a_run_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_node_that_is_gone_is_one_error_soon() -> None:
+def test_a_node_that_is_gone_is_one_error_soon_and_the_next_run_does_without_it() -> None:
     pytest.importorskip("ray")
     root = Path(__file__).parents[2]
     command = [sys.executable, str(root / "tests" / "e2e" / "lost_node.py")]
@@ -227,3 +227,5 @@ def test_a_node_that_is_gone_is_one_error_soon() -> None:
     seconds, error = lines[0].split(" ", 1)
     assert re.match(r"mesh 'm\d', host 0, step \d+, (instruction \d+ \(|end of step)", error), error
     assert "its actor died" in error and float(seconds) < 60
+    loss = float(result.stdout.splitlines()[-1])
+    assert loss == pytest.approx(float(expected_step(*inputs())[2]), rel=1e-5)
