@@ -3,19 +3,15 @@ or has them again: a plan for as many as there are, of the model, with the optio
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardopt.frontend.planning.for_hosts import cluster_of_plan, plan_for_hosts
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.frontend.plans.plan import Plan
-    from shardopt.hardware.cluster import Cluster
     from shardopt.runtime.program.instructions import Program
 
 
@@ -25,7 +21,7 @@ class Replanning:
     cluster of several host groups, of which it is not said which one shrinks."""
 
     def __init__(self, plan: Plan, program: Program, count_hosts: Callable[[int], int]) -> None:
-        self._cluster = _cluster_of(plan)
+        self._cluster = cluster_of_plan(plan)
         if len(self._cluster.groups) > 1:
             found = len(self._cluster.groups)
             raise UserError(f"--replan: expected a cluster of one host group, found {found}")
@@ -60,22 +56,3 @@ class Replanning:
             self._known[hosts] = (plan, plan.program())
         self._hosts = hosts
         return True
-
-
-def plan_for_hosts(plan: Plan, cluster: Cluster, hosts: int) -> Plan:
-    """The model of a plan, with its options, on so many hosts of its cluster. Raises UserError."""
-    from shardopt.frontend.planning.make_plan import make_plan
-    from shardopt.hardware.cluster_file import describe
-
-    part = replace(cluster, groups=(replace(cluster.groups[0], hosts=hosts),))
-    with tempfile.TemporaryDirectory(prefix="shardopt-replan-") as folder:
-        file = Path(folder) / "cluster.json"
-        file.write_text(json.dumps(describe(part)), encoding="utf-8")
-        return make_plan(plan.original, replace(plan.options, cluster=str(file), plan=""))
-
-
-def _cluster_of(plan: Plan) -> Cluster:
-    from shardopt.dialect.cluster import read_cluster
-
-    with plan.loaded as modules:
-        return read_cluster(modules[plan.module])
