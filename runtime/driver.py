@@ -54,13 +54,16 @@ def prepare(module: ir.Module | bytes) -> Program:
     return program
 
 
-def _callbacks(module: ir.Module) -> Iterator[tuple[ir.Operation, str]]:
+def _callbacks(module: ir.Module) -> Iterator[tuple[ir.Location, str]]:
     """Calls of Python functions by their number in a process that is gone: native code would follow
     it."""
     for op in operations(module.operation, ("stablehlo.custom_call",)):
         target = ir.StringAttr(op.attributes["call_target_name"]).value
         if "python" in target and target.endswith("callback"):
-            yield op, f"'@{target}' calls a Python function of the process that made the module"
+            yield (
+                op.location,
+                f"'@{target}' calls a Python function of the process that made the module",
+            )
 
 
 def _cluster_hosts(module: ir.Module) -> tuple[tuple[int, ...], ...]:
