@@ -11,7 +11,7 @@ from shardopt.runtime.actions.direct import (
     direct_send_action,
     is_direct,
 )
-from shardopt.runtime.actions.memory import copy_action, free_action
+from shardopt.runtime.actions.memory import copy_action, free_action, move_action
 from shardopt.runtime.actions.messages import (
     complete_action,
     recv_action,
@@ -25,6 +25,7 @@ from shardopt.runtime.program.instructions import (
     Copy,
     Free,
     Instruction,
+    Move,
     Recv,
     Reshard,
     Run,
@@ -41,6 +42,7 @@ _MAKERS: dict[type, Callable[..., Action]] = {
     Broadcast: complete_action,
     Reshard: reshard_action,
     Copy: copy_action,
+    Move: move_action,
     Free: free_action,
 }
 

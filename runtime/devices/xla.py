@@ -43,6 +43,9 @@ _HOST_RUNS = 2
 # temporaries.
 _GPU_RUNS = 32
 
+# What JAX calls pages of the host that devices read and write themselves; CPUs have them, too.
+HOST_MEMORY = "pinned_host"
+
 DeviceArray = Any  # a jax.Array over the devices of one mesh
 Token = Any  # has block_until_ready(); raises what the execution raised
 
@@ -226,6 +229,15 @@ class XlaMesh:
             [array], [devices], [array.sharding], [always]
         )[0]
 
+    def move(self, array: DeviceArray, spec: TensorSpec) -> DeviceArray:
+        """The same contents in the memory that `spec` names, which is another one."""
+        devices, sharding = xc.DeviceList(tuple(self._devices)), self._layout(spec).sharding
+        # Never a view: of the two memories one may be an alias of the other, as on CPUs.
+        always = xc.ArrayCopySemantics.ALWAYS_COPY
+        return xc.batched_copy_array_to_devices_with_sharding(
+            [array], [devices], [sharding], [always]
+        )[0]
+
     def shards(self, array: DeviceArray) -> list[np.ndarray]:
         """Read-only views of the shards of this process's devices, in mesh order; waits until they
         are computed.
@@ -235,7 +247,8 @@ class XlaMesh:
         return [np.asarray(shard) for shard in self.device_shards(array)]
 
     def live_bytes(self) -> int:
-        """Bytes that a device of the mesh holds in arrays that are alive, whoever keeps them."""
+        """Bytes that a device of the mesh holds in arrays that are alive, whoever keeps them; what
+        lies in the memory of its host is no device's."""
         arrays = self._devices[0].client.live_arrays()
         # Views of single shards are arrays, too, with another kind of sharding; GPUs of other
         # meshes share the client.
@@ -250,6 +263,7 @@ class XlaMesh:
         return (
             isinstance(sharding, NamedSharding)
             and sharding.mesh.devices.flat[0] == self._devices[0]
+            and sharding.memory_kind != HOST_MEMORY
         )
 
     def fault_of(self, array: DeviceArray, spec: TensorSpec) -> str | None:
@@ -272,7 +286,9 @@ class XlaMesh:
             shape = spec.sharding.padded_shape(self.mesh, spec.shape)
             aval = core.ShapedArray(shape, numpy_dtype(spec.dtype))
             sharding = NamedSharding(
-                self._jax_mesh, PartitionSpec(*(dim or None for dim in spec.sharding.dims))
+                self._jax_mesh,
+                PartitionSpec(*(dim or None for dim in spec.sharding.dims)),
+                memory_kind=HOST_MEMORY if spec.memory == "host" else None,
             )
             wrap = result_handler(aval, sharding)
             self._layouts[spec] = _Layout(aval, sharding, wrap)

@@ -8,6 +8,10 @@
 4. SENDs are put in order where receivers would take them in another (`sends.py`).
 5. FREE is added, and COPY where a donated buffer is still needed (`liveness.py`).
 
+An argument on the host is moved to the devices before each call that reads it, and what replaces it
+to the host behind the call that makes it, so that no more of them are on the devices than one call
+needs.
+
 Older versions of arguments are no arguments of the program, and their successors no results.
 
 Tags and buffer ids are numbered in the order of emission, so both ends of a transfer agree and the
@@ -17,7 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from shardopt.forms.exported_program import Call, ExportedProgram, Loop, TensorSpec, Transfer
+from shardopt.forms.exported_program import (
+    Call,
+    ExportedProgram,
+    Loop,
+    MeshValue,
+    TensorSpec,
+    Transfer,
+)
 from shardopt.runtime.program.combine import combine_transfers
 from shardopt.runtime.program.emitter import Emitter, MeshEmitter
 from shardopt.runtime.program.instructions import Copy, MeshProgram, Program
@@ -32,17 +43,29 @@ def build_program(exported: ExportedProgram) -> Program:
     emitter = Emitter(exported)
     values = exported.main.values
     arguments: dict[str, list[tuple[int, int]]] = {mesh.name: [] for mesh in exported.meshes}
+    resting: dict[int, MeshValue] = {}  # values of `@main` that lie on the host between calls
     for number, argument in enumerate(exported.arguments):
         buffer = emitter.meshes[argument.value.mesh].define(argument.value.spec)
         emitter.bind(number, buffer)
         arguments[argument.value.mesh].append((number, buffer))
+        if argument.value.spec.memory == "host" and argument.alias is not None:
+            resting[number] = resting[exported.main.results[argument.alias]] = argument.value
     for position, op in enumerate(exported.main.ops):
         if isinstance(op, Call):
-            inputs = tuple(emitter.use(value) for value in op.inputs)
+            inputs = tuple(
+                emitter.move(op.mesh, emitter.use(value), values[value].spec)
+                if value in resting
+                else emitter.use(value)
+                for value in op.inputs
+            )
             outputs: list[tuple[Hashable, TensorSpec]] = [
                 (value, values[value].spec) for value in op.outputs
             ]
             emitter.call(op, inputs, outputs, label_of(op.kind, op.stage))
+            for value in op.outputs:
+                if value in resting:
+                    stored = emitter.move(op.mesh, emitter.use(value), resting[value].spec)
+                    emitter.bind(value, stored)
         elif isinstance(op, Transfer):
             source, target = values[op.input], (op.output, values[op.output])
             emitter.transfer(op, position, (op.input, source), target)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from shardopt.forms.exported_program import StageFunction
+from shardopt.forms.exported_program import Memory, StageFunction
 from shardopt.runtime.program.check_hosts import find_host_faults
 from shardopt.runtime.program.check_routes import find_route_faults
 from shardopt.runtime.program.hosts import hosts_of
@@ -17,6 +18,7 @@ from shardopt.runtime.program.instructions import (
     Free,
     Instruction,
     MeshProgram,
+    Move,
     Program,
     Recv,
     Reshard,
@@ -194,6 +196,9 @@ def _check_types(
             pairs = [(source, program.routes[route].source), (target, program.routes[route].target)]
         case Copy(input=source, output=target):
             pairs = [(target, part.buffers[source])]
+        case Move(input=source, output=target):
+            other: Memory = "device" if part.buffers[source].memory == "host" else "host"
+            pairs = [(target, replace(part.buffers[source], memory=other))]
     for buffer, expected in pairs:
         if part.buffers[buffer] != expected:
             yield f"%{buffer} is {part.buffers[buffer]}, expected {expected}"

@@ -11,6 +11,7 @@ from shardopt.runtime.program.instructions import (
     Allgather,
     Broadcast,
     Instruction,
+    Move,
     Recv,
     Reshard,
     Route,
@@ -86,6 +87,13 @@ class Emitter:
             self.bind(key, buffer)
         donated = tuple(inputs[number] for number in self.functions[op.function].donates)
         emitter.instructions.append(Run(op.function, inputs, buffers, donated, label))
+
+    def move(self, mesh: str, buffer: int, spec: TensorSpec) -> int:
+        """A copy of a buffer in the memory that `spec` names."""
+        emitter = self.meshes[mesh]
+        moved = emitter.define(spec)
+        emitter.instructions.append(Move(buffer, moved))
+        return moved
 
     def transfer(
         self,

@@ -175,11 +175,19 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Move:
+    """The same value in the other memory, of the device or of its host (`TensorSpec.memory`)."""
+
+    input: int
+    output: int
+
+
+@dataclass(frozen=True)
 class Free:
     buffers: tuple[int, ...]
 
 
-Instruction: TypeAlias = Run | Send | Recv | Allgather | Broadcast | Reshard | Copy | Free
+Instruction: TypeAlias = Run | Send | Recv | Allgather | Broadcast | Reshard | Copy | Move | Free
 
 
 def reads(instruction: Instruction) -> tuple[int, ...]:
@@ -193,6 +201,7 @@ def reads(instruction: Instruction) -> tuple[int, ...]:
             | Broadcast(buffer=buffer)
             | Reshard(input=buffer)
             | Copy(input=buffer)
+            | Move(input=buffer)
         ):
             return (buffer,)
     return ()
@@ -203,7 +212,7 @@ def writes(instruction: Instruction) -> tuple[int, ...]:
     match instruction:
         case Run(outputs=buffers) | Recv(buffers=buffers):
             return buffers
-        case Reshard(output=buffer) | Copy(output=buffer):
+        case Reshard(output=buffer) | Copy(output=buffer) | Move(output=buffer):
             return (buffer,)
     return ()
 

@@ -1,7 +1,7 @@
 """A program as a JSON document: to look at, to keep, and to send to workers, who then need not
 unpickle anything.
 
-    {"format": "shardopt.program", "version": 2,
+    {"format": "shardopt.program", "version": 3,
      "tables": {"TensorSpec": […], "StageFunction": […]},       each once; elsewhere by number
      "program": {"arguments": […], "results": […], "routes": […],
                  "meshes": [{"instructions": [{"op": "SEND", …}]}]}}
@@ -22,7 +22,7 @@ from shardopt.runtime.program.plain import PlainReader, Writer
 from shardopt.support.documents import json_text
 
 FORMAT = "shardopt.program"
-VERSION = 2
+VERSION = 3
 _SHARED = (TensorSpec, StageFunction)
 
 

@@ -43,9 +43,10 @@ class MeshMemory:
 
 
 def buffer_bytes(part: MeshProgram) -> tuple[int, ...]:
-    """Bytes of each buffer on one device."""
+    """Bytes of each buffer in the memory of one device: none of what lies on the host."""
     size = {
-        spec: prod(spec.sharding.local_shape(part.mesh, spec.shape))
+        spec: (spec.memory == "device")
+        * prod(spec.sharding.local_shape(part.mesh, spec.shape))
         * numpy_dtype(spec.dtype).itemsize
         for spec in dict.fromkeys(part.buffers)
     }

@@ -12,6 +12,7 @@ from shardopt.runtime.program.instructions import (
     Copy,
     Instruction,
     MeshProgram,
+    Move,
     Program,
     Recv,
     Reshard,
@@ -88,6 +89,8 @@ def format_instruction(instruction: Instruction, buffers: tuple[TensorSpec, ...]
             return f"{defined} = RESHARD #{tag} %{buffer} route {route}"
         case Copy(input=buffer):
             return f"{defined} = COPY %{buffer}"
+        case Move(input=buffer):
+            return f"{defined} = MOVE %{buffer}"
     return f"FREE {_names(instruction.buffers)}"
 
 

@@ -14,6 +14,7 @@ from shardopt.runtime.program.instructions import (
     Copy,
     Instruction,
     MeshProgram,
+    Move,
     Program,
     Recv,
     Reshard,
@@ -127,9 +128,8 @@ def _row(what: int, each: Instruction | None, apart: bool) -> Row:
     assert what == DO
     if isinstance(each, Send) and not apart:  # devices do it, in a stream of theirs
         return "send"
-    return (
-        "receive" if isinstance(each, Recv | Allgather | Broadcast | Reshard | Copy) else "worker"
-    )
+    receives = isinstance(each, Recv | Allgather | Broadcast | Reshard | Copy | Move)
+    return "receive" if receives else "worker"
 
 
 def _received(program: Program, each: Instruction | None) -> int:

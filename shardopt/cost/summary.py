@@ -15,17 +15,20 @@ class CostSummary:
 
     `peak_bytes` is the most a device holds while one of the operations runs. `traffic` are the
     collectives by kind and mesh axes, sorted. `hidden_seconds` are those of the communication that
-    pass while the device computes."""
+    pass while the device computes; `host_seconds` pass while state comes from the memory of the
+    host and goes back, and nothing else does."""
 
     compute_seconds: float
     communication_seconds: float
     peak_bytes: int
     traffic: tuple[Traffic, ...]
     hidden_seconds: float = 0.0
+    host_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.compute_seconds + self.communication_seconds - self.hidden_seconds
+        busy = self.compute_seconds + self.communication_seconds - self.hidden_seconds
+        return busy + self.host_seconds
 
     @property
     def communication_bytes(self) -> int:

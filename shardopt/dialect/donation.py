@@ -2,7 +2,9 @@
 
 `tf.aliasing_output = j` names the result; `jax.buffer_donor` only offers the buffer, and JAX pairs
 such arguments with results of equal type in order, skipping results that are already taken.
-`shardopt.replaced_by = j` names the result for an argument whose buffer stays the caller's."""
+`shardopt.replaced_by = j` names the result for an argument whose buffer stays the caller's.
+`shardopt.memory = "host"`, on a donated argument, says that it and the result that replaces it lie
+in the memory of the hosts."""
 
 from __future__ import annotations
 
@@ -18,6 +20,8 @@ BUFFER_DONOR = "jax.buffer_donor"
 REPLACED_BY = "shardopt.replaced_by"
 # on a donated argument that holds an older version of another one
 VERSION_OF = "shardopt.version_of"
+MEMORY = "shardopt.memory"
+HOST = "host"
 
 
 def argument_attributes(func: ir.Operation) -> list[ir.DictAttr]:
@@ -77,6 +81,7 @@ def donation_faults(func: ir.Operation) -> Iterator[str]:
                     f"{inputs[number]} and {results[result]}"
                 )
     yield from _version_faults(func)
+    yield from _memory_faults(func)
 
 
 def read_versions(func: ir.Operation) -> dict[int, int]:
@@ -86,6 +91,37 @@ def read_versions(func: ir.Operation) -> dict[int, int]:
         for index, attrs in enumerate(argument_attributes(func))
         if VERSION_OF in attrs
     }
+
+
+def write_on_host(func: ir.Operation, arguments: Collection[int]) -> None:
+    """Lay these arguments, which are donated, into the memory of the hosts."""
+    rows = [entries(attributes) for attributes in argument_attributes(func)]
+    for index in arguments:
+        rows[index][MEMORY] = ir.StringAttr.get(HOST)
+    func.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(row) for row in rows])
+
+
+def read_on_host(func: ir.Operation) -> frozenset[int]:
+    """The arguments that lie in the memory of the hosts."""
+    rows = enumerate(argument_attributes(func))
+    return frozenset(index for index, attributes in rows if MEMORY in attributes)
+
+
+def _memory_faults(func: ir.Operation) -> Iterator[str]:
+    """What is wrong with the memory of arguments: there is no other than the host's, and only what
+    a step replaces may lie there."""
+    donated = read_donation(func)
+    for number, attributes in enumerate(argument_attributes(func)):
+        if MEMORY not in attributes:
+            continue
+        found = attributes[MEMORY]
+        if found != ir.StringAttr.get(HOST):
+            yield f"argument {number}: expected '{HOST}' in '{MEMORY}', found {found}"
+        elif number not in donated:
+            yield (
+                f"argument {number} lies in the memory of the host: expected a donated argument "
+                "that a result replaces"
+            )
 
 
 def _version_faults(func: ir.Operation) -> Iterator[str]:

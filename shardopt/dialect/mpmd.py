@@ -31,6 +31,7 @@ RESHARDING = "shardopt.resharding"
 COST = "shardopt.cost"
 IN_FLIGHT = "shardopt.in_flight"
 RECOMPUTE = "shardopt.recompute"
+OFFLOAD = "shardopt.offload"
 INTRA_OP = "shardopt.intra_op"
 # of a loop in which each iteration is so many microbatches, in pipelines of their own
 STREAMS = "shardopt.streams"
@@ -148,6 +149,12 @@ def write_recompute(loop: ir.Operation, modes: Sequence[str]) -> None:
     """Say on the microbatch loop what every stage recomputes, unless none does."""
     if set(modes) - {"none"}:
         loop.attributes[RECOMPUTE] = ir.ArrayAttr.get([ir.StringAttr.get(mode) for mode in modes])
+
+
+def write_offload(loop: ir.Operation, modes: Sequence[str]) -> None:
+    """Say on the microbatch loop what every stage keeps on its hosts, unless none does."""
+    if set(modes) - {"none"}:
+        loop.attributes[OFFLOAD] = ir.ArrayAttr.get([ir.StringAttr.get(mode) for mode in modes])
 
 
 def mesh_shape_attr(mesh: Mesh) -> ir.Attribute:

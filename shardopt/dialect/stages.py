@@ -1,9 +1,9 @@
 """`shardopt.stages` on `@main`: which layers a stage runs, on which mesh, and what it is to
-recompute.
+recompute and to keep on its hosts.
 
     func.func public @main(…) attributes {
       shardopt.stages = [{layers = array<i64: 0, 1>, mesh = "m0", recompute = "full"},
-                         {layers = array<i64: 2, 2>, mesh = "m1"}],
+                         {layers = array<i64: 2, 2>, mesh = "m1", offload = "optimizer"}],
       topology = #mpmd.topology<<"m0" : <["x"=2]>>, <"m1" : <["x"=2]>>>, … }
 
 Stages stand in pipeline order; `layers` are the first and the last."""
@@ -24,12 +24,14 @@ STAGES = "shardopt.stages"
 class PlacedStage:
     """Layers `first` to `last` on the mesh of this name. `recompute` is what its backward is still
     to recompute: nothing ("none"), what is cheap and large ("selective"), the forward of each
-    "layer", or its "full" forward."""
+    "layer", or its "full" forward. `offload` is what is still to be laid into the memory of its
+    hosts: nothing, or the state that only its update uses ("optimizer")."""
 
     first: int
     last: int
     mesh: str
     recompute: str = "none"
+    offload: str = "none"
 
 
 def write_stages(main: ir.Operation, stages: Sequence[PlacedStage]) -> None:
@@ -68,11 +70,16 @@ def _attribute(stage: PlacedStage) -> ir.DictAttr:
     }
     if stage.recompute != "none":
         fields["recompute"] = ir.StringAttr.get(stage.recompute)
+    if stage.offload != "none":
+        fields["offload"] = ir.StringAttr.get(stage.offload)
     return ir.DictAttr.get(fields)
 
 
 def _stage(row: ir.DictAttr) -> PlacedStage:
     fields = entries(row)
     first, last = ir.DenseI64ArrayAttr(fields["layers"])
-    recompute = ir.StringAttr(fields["recompute"]).value if "recompute" in fields else "none"
-    return PlacedStage(first, last, ir.StringAttr(fields["mesh"]).value, recompute)
+    recompute, offload = (
+        ir.StringAttr(fields[name]).value if name in fields else "none"
+        for name in ("recompute", "offload")
+    )
+    return PlacedStage(first, last, ir.StringAttr(fields["mesh"]).value, recompute, offload)

@@ -18,7 +18,7 @@ from functools import cached_property
 from jaxlib.mlir import ir
 
 from shardopt.dialect.batch import read_batch, read_no_batch
-from shardopt.dialect.donation import read_donation, read_replacements
+from shardopt.dialect.donation import read_donation, read_on_host, read_replacements
 from shardopt.dialect.mpmd import (
     IN_FLIGHT,
     STAGE_ID,
@@ -44,7 +44,8 @@ class MeshGraph:
     `arguments` those arguments of `@main` (by number) that live on this mesh; `sent` are tensors
     that go to other meshes, `sources` says for those that arrive from which mesh (by number) and
     tensor they come; `method` how the stage was planned to be sharded; `batch` which arguments of
-    `@main` hold the batch, and along which dimension, or `no_batch` why none is known to."""
+    `@main` hold the batch, and along which dimension, or `no_batch` why none is known to; `on_host`
+    are the tensors of those that lie in the memory of the hosts."""
 
     mesh: Mesh
     reader: RegionReader = field(default_factory=RegionReader)
@@ -59,6 +60,7 @@ class MeshGraph:
     method: str = "ilp"
     batch: dict[int, int] = field(default_factory=dict)
     no_batch: str = ""
+    on_host: frozenset[int] = frozenset()
 
     @cached_property
     def graph(self) -> OpGraph:
@@ -85,7 +87,7 @@ class MeshGraph:
             if op.name == "constant" and not is_splat(handle)
             for tensor in op.results
         )
-        return Residency(self.loop, self.arrivals, frozenset(literals))
+        return Residency(self.loop, self.arrivals, frozenset(literals), self.on_host)
 
     def read_fragment(self, op: ir.Operation, block: ir.Block, repeat: int) -> list[int]:
         """Append the operations of a fragment; the tensors that its terminator returns."""
@@ -144,6 +146,9 @@ class _Extractor:
         for number, argument in enumerate(block.arguments):
             mesh, tensor = self.place[argument]
             mesh.arguments[number] = tensor
+        on_host = read_on_host(main)
+        for mesh in self.meshes.values():
+            mesh.on_host = frozenset(t for k, t in mesh.arguments.items() if k in on_host)
         for number, result in read_donation(main).items():
             self.tie(block.arguments[number], returned[result])
 

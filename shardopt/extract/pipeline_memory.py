@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.donation import read_donation
+from shardopt.dialect.donation import read_donation, read_on_host
 from shardopt.dialect.mpmd import parse_mesh_tensor
 from shardopt.dialect.program import StepProgram, body_of
 from shardopt.extract.buffer_reuse import reused_buffers
@@ -44,7 +44,8 @@ class StepBytes:
 
 def step_bytes(program: StepProgram, meshes: Mapping[str, Mesh]) -> StepBytes:
     """A walk over `@main`. Results and arguments that nobody donates stay, other values until their
-    last reader; the accumulators that a loop returns take the places of what it began with."""
+    last reader; the accumulators that a loop returns take the places of what it began with. What
+    lies on the host, and what replaces it, is there while a fragment reads or makes it."""
     ops, captured = body_of(program.main_block), tuple(program.captured.values())
     reads = [
         tuple(dict.fromkeys((*op.operands, *(captured if op == program.loop else ()))))
@@ -57,14 +58,20 @@ def step_bytes(program: StepProgram, meshes: Mapping[str, Mesh]) -> StepBytes:
             first.setdefault(value, position)
             last[value] = position
     arguments, donated = list(program.main_block.arguments), read_donation(program.main)
+    on_host = read_on_host(program.main)
+    visiting: set[ir.Value] = {arguments[k] for k in on_host}
+    visiting |= {program.returned[donated[k]] for k in on_host}
     stay = {*program.returned, *(value for k, value in enumerate(arguments) if k not in donated)}
+    stay -= visiting
     level = _Level(meshes)
-    level.change(arguments)
+    level.change(value for value in arguments if value not in visiting)
     in_loop = peak = level.bytes
     reused = iter(reused_buffers(program, program.main_block))
     for position, op in enumerate(ops):
         dying = {
-            value for value in reads[position] if last[value] == position and value not in stay
+            value
+            for value in reads[position]
+            if value in visiting or (last[value] == position and value not in stay)
         }
         if op.name == "mpmd.transfer":
             # What is sent costs the receiver memory only from its first reader on, which is below.
@@ -77,14 +84,15 @@ def step_bytes(program: StepProgram, meshes: Mapping[str, Mesh]) -> StepBytes:
         arrived = [
             v
             for v in reads[position]
-            if first[v] == position and defining(v, "mpmd.transfer") is not None
+            if v in visiting or (first[v] == position and defining(v, "mpmd.transfer") is not None)
         ]
         # Results stand beside operands while it runs, but for those whose memory they take.
         level.change([*arrived, *made])
         level.change(over, -1)
         peak = tuple(map(max, peak, level.bytes))
         in_loop = level.bytes if op == program.loop else in_loop
-        level.change([*(dying - over), *(v for v in made if v not in last and v not in stay)], -1)
+        gone = (v for v in made if v in visiting or (v not in last and v not in stay))
+        level.change([*(dying - over), *gone], -1)
     # What is received only to be returned has no reader at which it would count: it comes last.
     level.change(
         [

@@ -27,7 +27,13 @@ from dataclasses import replace
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, VERSION_OF, read_donation
+from shardopt.dialect.donation import (
+    ALIASING_OUTPUT,
+    BUFFER_DONOR,
+    VERSION_OF,
+    read_donation,
+    read_on_host,
+)
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor, read_topology
 from shardopt.dialect.schedule import read_schedule
@@ -39,6 +45,7 @@ from shardopt.forms.exported_program import (
     ExportedProgram,
     Loop,
     LoopArgument,
+    Memory,
     MeshValue,
     ProgramResult,
     ReshardStep,
@@ -70,11 +77,16 @@ def read_exported(module: ir.Module) -> ExportedProgram:
     meshes = read_topology(main)
     reader = _Reader(symbols, {mesh.name: mesh for mesh in meshes})
     body = reader.read_body(entry_block(main))
+    donated = read_donation(main)
+    replacing = {donated[number] for number in read_on_host(main)}
     return ExportedProgram(
         meshes=meshes,
         arguments=_arguments(main, reader),
         results=tuple(
-            ProgramResult(_display_name(attrs, f"result{number}"), reader.value(type_))
+            ProgramResult(
+                _display_name(attrs, f"result{number}"),
+                reader.value(type_, "host" if number in replacing else "device"),
+            )
             for number, (attrs, type_) in enumerate(
                 zip(attribute_dicts(main, "res_attrs"), function_type(main).results, strict=True)
             )
@@ -170,12 +182,12 @@ def read_steps(transfer: ir.Operation, rank: int) -> tuple[ReshardStep, ...] | N
 
 def _arguments(main: ir.Operation, reader: _Reader) -> tuple[Argument, ...]:
     """They have the names that the model's source gives them, which jax writes into locations."""
-    aliases = read_donation(main)
+    aliases, on_host = read_donation(main), read_on_host(main)
     rows = zip(attribute_dicts(main, "arg_attrs"), entry_block(main).arguments, strict=True)
     return tuple(
         Argument(
             _display_name(attrs, position_of(value).name or f"arg{number}"),
-            reader.value(value.type),
+            reader.value(value.type, "host" if number in on_host else "device"),
             aliases.get(number),
             ir.IntegerAttr(attrs[VERSION_OF]).value if VERSION_OF in attrs else None,
         )
@@ -198,7 +210,7 @@ class _Reader:
         self.functions: dict[str, StageFunction] = {}
         self._same: dict[object, bytes] = {}  # bytecode by text and shardings
 
-    def value(self, type_: ir.Type) -> MeshValue:
+    def value(self, type_: ir.Type, memory: Memory = "device") -> MeshValue:
         """The type as a value, without axes of size one: they split nothing, and equal tilings
         compare equal."""
         value = mesh_value(type_)
@@ -208,7 +220,8 @@ class _Reader:
             tuple(axis for axis in axes if axis in live)
             for axes in (*sharding.dims, sharding.unreduced)
         )
-        return replace(value, spec=replace(value.spec, sharding=Sharding(tuple(dims), unreduced)))
+        spec = replace(value.spec, sharding=Sharding(tuple(dims), unreduced), memory=memory)
+        return replace(value, spec=spec)
 
     def read_body(self, block: ir.Block) -> Body:
         numbers: dict[ir.Value, int] = {}

@@ -14,19 +14,23 @@ from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.schedule.schedules import ScheduleText
 
 Slice = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
+# Where a device's tile lies: in its own memory, or in that of its host.
+Memory = Literal["device", "host"]
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A distributed tensor on a given mesh: global shape, numpy dtype name, and how the mesh splits
-    it."""
+    """A distributed tensor on a given mesh: global shape, numpy dtype name, how the mesh splits it,
+    and in which memory the tiles of its devices lie."""
 
     shape: tuple[int, ...]
     dtype: str
     sharding: Sharding
+    memory: Memory = "device"
 
     def __str__(self) -> str:
-        return f"{mlir_name(self.dtype)}{list(self.shape)} {self.sharding}"
+        text = f"{mlir_name(self.dtype)}{list(self.shape)} {self.sharding}"
+        return text if self.memory == "device" else f"{text} on {self.memory}"
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,9 @@ class MeshValue:
 @dataclass(frozen=True)
 class Argument:
     """An argument of `@main`. `alias` is the number of the result that replaces it in the next
-    step, if it is state. One that is an older version of argument `version_of` is no argument of
-    the model: it begins as that, and nobody sees it or its result."""
+    step, if it is state, as one that lies on the host is. One that is an older version of argument
+    `version_of` is no argument of the model: it begins as that, and nobody sees it or its
+    result."""
 
     name: str
     value: MeshValue

@@ -40,6 +40,7 @@ from shardopt.forms.exported_form import (
 )
 from shardopt.forms.exported_program import MeshValue
 from shardopt.forms.figures import figure_violations
+from shardopt.forms.host_memory import host_memory_faults
 from shardopt.forms.mesh_checks import mesh_errors
 from shardopt.forms.microbatch_rows import row_faults
 from shardopt.forms.reshard_steps import find_plan_fault, tiles_by_device
@@ -99,6 +100,8 @@ class _Verifier:
             # Aliases compare values, which malformed types do not have.
             if len(self.problems) == before:
                 self._verify_aliases(main)
+                for op, message in host_memory_faults(main):
+                    self.report(op, message)
                 for message in unsummed_ends(main):
                     self.report(main, message)
                 for op, message in figure_violations(self.module, self.meshes):

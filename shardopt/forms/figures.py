@@ -108,7 +108,8 @@ def _of_sums(amounts: Mapping[str, float]) -> Iterator[str]:
     if not amounts.keys() >= set(_COST_PARTS):
         return
     seconds, compute, communication = (amounts[name] for name in _COST_PARTS)
-    parts = compute + communication - amounts.get("hidden_seconds", 0.0)
+    hidden, host = (amounts.get(name, 0.0) for name in ("hidden_seconds", "host_seconds"))
+    parts = compute + communication - hidden + host
     if not math.isclose(seconds, parts, rel_tol=1e-6, abs_tol=1e-12):
         yield f"expected {parts:g} seconds in '{COST}', the sum of its parts, found {seconds:g}"
 

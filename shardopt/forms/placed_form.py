@@ -29,6 +29,8 @@ from shardopt.forms.imported_form import Violation
 from shardopt.forms.mesh_checks import mesh_errors
 from shardopt.graph.op_graph import SHARED
 from shardopt.graph.recomputed_units import MODE_TEXT, is_mode
+from shardopt.graph.streamed_state import MODE_TEXT as OFFLOAD_TEXT
+from shardopt.graph.streamed_state import MODES as OFFLOAD_MODES
 from shardopt.mesh.mesh import Mesh
 
 
@@ -74,6 +76,8 @@ def _of_stages(
             )
         if not is_mode(stage.recompute):
             yield f"expected recompute as one of {MODE_TEXT} {where}, found '{stage.recompute}'"
+        if stage.offload not in OFFLOAD_MODES:
+            yield f"expected offload as {OFFLOAD_TEXT} {where}, found '{stage.offload}'"
         next_layer = stage.last + 1
     ops = (*program.body_ops, *program.prologue, *program.epilogue)
     layers = 1 + max((ir.IntegerAttr(op.attributes[LAYER]).value for op in ops), default=SHARED)

@@ -51,9 +51,11 @@ _TILES = re.compile(
 
 def write_cost(fragment: ir.Operation, cost: CostSummary) -> None:
     hidden = {"hidden_seconds": f64(cost.hidden_seconds)} if cost.hidden_seconds else {}
+    host = {"host_seconds": f64(cost.host_seconds)} if cost.host_seconds else {}
     fragment.attributes[COST] = ir.DictAttr.get(
         {
             **hidden,
+            **host,
             "seconds": f64(cost.seconds),
             "compute_seconds": f64(cost.compute_seconds),
             "communication_seconds": f64(cost.communication_seconds),
@@ -74,7 +76,10 @@ def read_cost(fragment: ir.Operation) -> CostSummary:
         ir.FloatAttr(attrs["communication_seconds"]).value,
         ir.IntegerAttr(attrs["peak_bytes"]).value,
         tuple(_read_traffic(ir.DictAttr(row)) for row in ir.ArrayAttr(attrs["collectives"])),
-        ir.FloatAttr(attrs["hidden_seconds"]).value if "hidden_seconds" in attrs else 0.0,
+        *(
+            ir.FloatAttr(attrs[name]).value if name in attrs else 0.0
+            for name in ("hidden_seconds", "host_seconds")
+        ),
     )
 
 

@@ -32,6 +32,7 @@ from shardopt.dialect.mpmd import (
 )
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.forms.figures import figure_violations
+from shardopt.forms.host_memory import host_memory_faults
 from shardopt.forms.imported_form import Violation
 from shardopt.forms.mesh_checks import mesh_errors, value_error
 from shardopt.forms.microbatch_rows import call_violations, row_violations
@@ -56,6 +57,8 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     for message in mesh_errors(meshes, cluster):
         yield Violation(program.main, message)
     yield from (Violation(program.main, fault) for fault in donation_faults(program.main))
+    for op, message in host_memory_faults(program.main):
+        yield Violation(op, message)
     yield from figure_violations(module, {mesh.name: mesh for mesh in meshes})
     yield from _of_body_topology(program)
     yield from row_violations(program)

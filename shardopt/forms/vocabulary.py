@@ -11,7 +11,13 @@ from shardopt.dialect.annotation import SHARDING
 from shardopt.dialect.batch import BATCH, NO_BATCH, STEP_LOOP
 from shardopt.dialect.choices import CHOICES
 from shardopt.dialect.cluster import CLUSTER
-from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, REPLACED_BY, VERSION_OF
+from shardopt.dialect.donation import (
+    ALIASING_OUTPUT,
+    BUFFER_DONOR,
+    MEMORY,
+    REPLACED_BY,
+    VERSION_OF,
+)
 from shardopt.dialect.mpmd import (
     BACKWARD,
     COST,
@@ -20,6 +26,7 @@ from shardopt.dialect.mpmd import (
     INTRA_OP,
     KIND,
     LAYER,
+    OFFLOAD,
     RECOMPUTE,
     RESHARDING,
     SCHEDULE,
@@ -85,6 +92,15 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "the next step, for state that is not donated. `shardopt.shard` writes it where argument "
         "and result are the same tree. Both get one sharding; "
         "`shardopt-annotate-shardings` removes it.",
+    ),
+    AttributeDoc(
+        MEMORY,
+        ("func.func",),
+        '"host"',
+        "shardopt-offload-state",
+        "On a donated argument of `@main` that lies in the memory of the hosts, as the result does "
+        "that replaces it: fragments outside of the loop fetch it when they run, and store what "
+        "replaces it; nothing else may read it.",
     ),
     AttributeDoc(
         VERSION_OF,
@@ -178,8 +194,10 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '{layers = array<i64: 2, 2>, mesh = "m1"}]',
         "shardopt-choose-stages",
         "On `@main`: the stages in pipeline order, each with its first and last layer, its mesh, "
-        "and what its backward is still to recompute. `shardopt-recompute-stages` obeys "
-        "`recompute` and removes it, `shardopt-outline-fragments` obeys the rest.",
+        "what its backward is still to recompute and what is still to be laid into the memory of "
+        "its hosts. `shardopt-recompute-stages` obeys `recompute` and removes it, "
+        "`shardopt-offload-state` does so with `offload`, `shardopt-outline-fragments` obeys the "
+        "rest.",
     ),
     AttributeDoc(
         IN_FLIGHT,
@@ -189,6 +207,14 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "How many microbatches of every stage stand between their forward and their backward at "
         "once under the schedule that the stages were planned for: what the forward keeps for the "
         "backward is held so many times.",
+    ),
+    AttributeDoc(
+        OFFLOAD,
+        ("mpmd.for",),
+        '["optimizer", "none"]',
+        "shardopt-offload-state",
+        "What each stage keeps in the memory of its hosts between updates: nothing, or the state "
+        "that only the update uses. Left out where no stage does.",
     ),
     AttributeDoc(
         RECOMPUTE,

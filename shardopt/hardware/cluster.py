@@ -144,6 +144,9 @@ class HostGroup:
     (`shardopt.solve.sharding.intra_op.overlap`); with `windowed_products` also those that a product
     waits for, or that wait for one, in pieces.
 
+    `host_link` is between a device and the memory of its host, in one direction, while all devices
+    of the host use theirs; `host_memory_bytes` is that memory. None where nobody said.
+
     `price_per_hour` is what one host costs an hour, in any currency; None where nobody said."""
 
     name: str
@@ -159,6 +162,8 @@ class HostGroup:
     overlap: bool | None = field(default=None, repr=False)
     windowed_products: bool | None = field(default=None, repr=False)
     price_per_hour: float | None = field(default=None, repr=False)
+    host_link: Link | None = field(default=None, repr=False)
+    host_memory_bytes: int | None = field(default=None, repr=False)
 
     @property
     def num_devices(self) -> int:

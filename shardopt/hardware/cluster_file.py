@@ -170,6 +170,17 @@ _GROUP_FIELDS = {
         "what a host costs an hour, in any currency; left out: unknown",
         None,
     ),
+    "host_link": Field(
+        Nullable(LINK),
+        "between a device and the memory of its host, while all devices of the host use theirs; "
+        "left out: unknown, and nothing is offloaded",
+        None,
+    ),
+    "host_memory_bytes": Field(
+        Nullable(COUNT),
+        "bytes of a host's memory that programs may use; left out: unknown, and not a limit",
+        None,
+    ),
 }
 GROUP = Record(HostGroup, _GROUP_FIELDS)
 FLAT = Record(lambda **fields: Cluster(fields["name"], (HostGroup(**fields),)), _GROUP_FIELDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardopt.hardware.cluster import Cluster, Device
+from shardopt.hardware.cluster import Cluster, Device, HostGroup
 from shardopt.support.errors import UserError
 from shardopt.support.sizes import format_bytes, parse_bytes
 
@@ -34,3 +34,11 @@ def memory_limit(device: Device, fraction: float, budget: str) -> int | None:
     """Bytes: those of `budget` (such as 512MiB) if there is one, else a share of the device's; None
     where 0 is left, which stands for no limit."""
     return parse_bytes(budget) if budget else int(fraction * device.memory_bytes) or None
+
+
+def host_memory_limit(group: HostGroup, stages_per_mesh: int = 1) -> int | None:
+    """Bytes that each stage may keep on a host for one of its devices: an equal part of its memory
+    for all; None where that is not known."""
+    if group.host_memory_bytes is None:
+        return None
+    return group.host_memory_bytes // (group.devices_per_host * stages_per_mesh)

@@ -16,6 +16,7 @@ from shardopt.options.names import (
     InterOp,
     IntraOp,
     MeshIntraOp,
+    OffloadChoice,
     OverlapChoice,
     ReshardingStrategy,
 )
@@ -92,6 +93,11 @@ class PlanKeywords(TypedDict, total=False):
     recompute: str
     """What stages compute again in their backward: nothing, what is cheap and large, each layer,
     or all of it; with :K only the first K layers of each stage. Default: 'auto'."""
+
+    offload: OffloadChoice
+    """What stages keep in the memory of their hosts between updates: nothing, or the state that
+    only the update uses; auto: what gives the shortest step within the memory. Default:
+    'none'."""
 
     resharding: ReshardingStrategy
     """How values travel between meshes (docs/concepts/resharding.md); auto: the cheapest for
@@ -245,6 +251,11 @@ class StepKeywords(TypedDict, total=False):
     recompute: str
     """What stages compute again in their backward: nothing, what is cheap and large, each layer,
     or all of it; with :K only the first K layers of each stage. Default: 'auto'."""
+
+    offload: OffloadChoice
+    """What stages keep in the memory of their hosts between updates: nothing, or the state that
+    only the update uses; auto: what gives the shortest step within the memory. Default:
+    'none'."""
 
     resharding: ReshardingStrategy
     """How values travel between meshes (docs/concepts/resharding.md); auto: the cheapest for

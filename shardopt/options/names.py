@@ -15,6 +15,9 @@ ReshardingStrategy = Literal["auto", "send_recv", "local_allgather", "broadcast"
 
 OverlapChoice = Literal["auto", "on", "off"]
 
+# What stages keep in the memory of their hosts (`shardopt.graph.streamed_state`).
+OffloadChoice = Literal["auto", "none", "optimizer"]
+
 # Planners of stages. `equal-op` is `equal-layer` on layers of equally many operations, so no
 # planner of its own.
 StagePlanner = Literal[

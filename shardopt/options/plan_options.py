@@ -11,6 +11,7 @@ from shardopt.options.names import (
     BatchCoupling,
     InterOp,
     IntraOp,
+    OffloadChoice,
     OverlapChoice,
     ReshardingStrategy,
     Unreduced,
@@ -164,6 +165,12 @@ class PlanOptions:
         "layer, or all of it; with :K only the first K layers of each stage",
         phases=("stage",),
         metavar="auto|none|selective[:K]|layer[:K]|full",
+    )
+    offload: OffloadChoice = row(
+        "none",
+        help="what stages keep in the memory of their hosts between updates: nothing, or the state "
+        "that only the update uses; auto: what gives the shortest step within the memory",
+        phases=("stage",),
     )
     resharding: ReshardingStrategy = row(
         "auto",

@@ -43,6 +43,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "verify-placed",
         "mirror-stages",
         "version-weights",
+        "offload-state",
         "recompute-stages",
         "outline-fragments",
         "split-backward",

@@ -92,6 +92,8 @@ PHASES: tuple[Phase, ...] = (
             When("version-weights", ("shardopt-version-weights", "shardopt-verify-placed")),
             # copies belong to the backward, so they are there before it is outlined
             "shardopt-recompute-stages",
+            # before fragments: the update is outlined in pieces that stream what lies on the host
+            "shardopt-offload-state",
             "shardopt-outline-fragments",
             # behind outlining: it halves the backward fragments that stand now
             When("split-backward", ("shardopt-split-backward",)),

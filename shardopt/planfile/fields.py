@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardopt.graph.recomputed_units import MODE_PATTERN, MODE_TEXT, is_mode
+from shardopt.graph.streamed_state import MODES as OFFLOAD_MODES
 from shardopt.hardware.cluster_file import DESCRIPTION
 from shardopt.options.plan_options import PlanOptions
 from shardopt.planfile.option_fields import Options
@@ -120,6 +121,9 @@ _STAGE = Record(
             Nullable(Items(INDEX, 1)), "device ids in row-major order of the axes", None
         ),
         "recompute": Field(Nullable(_Mode()), "what the backward recomputes", None),
+        "offload": Field(
+            Nullable(Text(choices=OFFLOAD_MODES)), "what is kept in the memory of the hosts", None
+        ),
         "intra_op": Field(Nullable(Text()), "how the stage is sharded: ilp, or a preset", None),
         "shardings": Field(Nullable(_SHARDINGS), "of the values of the stage", None),
         "predicted": Field(

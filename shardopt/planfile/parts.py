@@ -65,6 +65,8 @@ class PlannedStage:
     logical_shape: tuple[int, int] | None = None
     devices: tuple[int, ...] | None = None
     recompute: str | None = None
+    # Files of version 2 hold hashes of the text without it.
+    offload: str | None = field(default=None, repr=False)
     intra_op: str | None = None
     shardings: PlannedShardings | None = None
     predicted: Mapping[str, Any] | None = None
@@ -125,7 +127,7 @@ class PlanFile:
         stages = [replace(stage, shardings=None, predicted=None) for stage in self.stages]
         parts = {
             "layers": asdict(self.layers) if self.layers is not None else None,
-            "stages": [asdict(stage) for stage in stages],
+            "stages": [_texts(stage) for stage in stages],
             "options": {name: self.options.get(name) for name in ("microbatches", "schedule")},
             "cluster": describe(self.cluster) if self.cluster is not None else None,
         }
@@ -151,6 +153,15 @@ class PlanFile:
             "schedule": figures["planned_for"],
             **{name: figures.get(name) for name in PREDICTED_SECONDS},
         }
+
+
+def _texts(stage: PlannedStage) -> dict[str, Any]:
+    """The fields of a stage; without what is offloaded where nothing is, as before there was such a
+    field."""
+    fields = asdict(stage)
+    if stage.offload in (None, "none"):
+        del fields["offload"]
+    return fields
 
 
 def runs_of(layers: Iterable[int]) -> list[list[int]]:

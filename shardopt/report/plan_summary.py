@@ -11,9 +11,11 @@ from jaxlib.mlir import ir
 from shardopt.cost.compute import dispatch_seconds
 from shardopt.cost.traffic import Traffic, total
 from shardopt.dialect.cluster import read_cluster
+from shardopt.dialect.donation import read_on_host
 from shardopt.dialect.mpmd import (
     BODY_KINDS,
     KIND,
+    OFFLOAD,
     RECOMPUTE,
     RESHARDING,
     SCHEDULE,
@@ -23,6 +25,7 @@ from shardopt.dialect.mpmd import (
 )
 from shardopt.dialect.program import StepProgram, body_of, read_program
 from shardopt.dialect.schedule import read_peaks
+from shardopt.extract.pipeline_memory import local_bytes
 from shardopt.forms.sharded_form import read_cost
 from shardopt.hardware.cluster import Cluster
 from shardopt.ir.rewriting import defining
@@ -39,7 +42,8 @@ class StageRow:
     `peak_bytes` is the most a device holds, all stages of its mesh together, of the `memory_bytes`
     that a device of the stage's host group has. `collectives` are those inside the stage by kind
     and mesh axes; `sent_bytes` leave it for other stages each step. `recompute` is what its
-    backward computes again: "none", "layer" or "full"."""
+    backward computes again: "none", "layer" or "full"; `offload` what it keeps on its hosts, where
+    that takes `host_bytes` for each device."""
 
     stage: int
     layers: tuple[str, ...]
@@ -55,6 +59,8 @@ class StageRow:
     collective_bytes: int
     sent_bytes: int
     recompute: str
+    offload: str = "none"
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,10 +147,9 @@ def _row(
     collectives: list[Traffic] = []
     sent = 0
     attributes = program.loop.attributes
-    modes = (
-        [ir.StringAttr(mode).value for mode in ir.ArrayAttr(attributes[RECOMPUTE])]
-        if RECOMPUTE in attributes
-        else []
+    recompute, offload = (
+        ir.StringAttr(ir.ArrayAttr(attributes[name])[stage]).value if name in attributes else "none"
+        for name in (RECOMPUTE, OFFLOAD)
     )
     for op, in_body in _calls(program):
         if (
@@ -182,7 +187,19 @@ def _row(
         collectives=total(collectives),
         collective_bytes=sum(item.bytes for item in collectives),
         sent_bytes=sent,
-        recompute=modes[stage] if modes else "none",
+        recompute=recompute,
+        offload=offload,
+        host_bytes=_host_bytes(program, mesh) if firsts[mesh.name] == stage else 0,
+    )
+
+
+def _host_bytes(program: StepProgram, mesh: Mesh) -> int:
+    """For each device of a mesh."""
+    types = (program.main_block.arguments[k].type for k in read_on_host(program.main))
+    return sum(
+        local_bytes(each, {mesh.name: mesh})
+        for each in types
+        if parse_mesh_tensor(each).mesh == mesh.name
     )
 
 

@@ -45,13 +45,15 @@ def _table(title: str, caption: str, texts: tuple[str, ...], numbers: tuple[str,
 
 
 def _stage_table(summary: PlanSummary) -> Table:
+    # A column of its own where some stage offloads; most plans do not.
+    offloads = any(row.offload != "none" for row in summary.stages)
     microbatches = counted(summary.num_microbatches, "microbatch")
     table = _table(
         f"{summary.cluster} · {microbatches} · {summary.schedule}",
         f"predicted step {seconds_text(summary.step_seconds)} · "
         f"bubble {summary.bubble_fraction:.1%}",
         _TEXTS,
-        _NUMBERS,
+        (*_NUMBERS, *("on\nhosts",) * offloads),
     )
     for row in summary.stages:
         table.add_row(
@@ -64,6 +66,7 @@ def _stage_table(summary: PlanSummary) -> Table:
             backward_text(row),
             seconds_text(row.outside_seconds),
             bytes_text(row.peak_bytes),
+            *(_text(row.host_bytes),) * offloads,
         )
     return table
 

@@ -39,6 +39,8 @@ UNUSED = (
     "jax.buffer_donor",
     "shardopt.replaced_by",
     "shardopt.sharding",
+    "shardopt.memory",
+    "shardopt.offload",
     "shardopt.recompute",
     "shardopt.streams",
     "shardopt.version_of",

@@ -135,6 +135,7 @@ def _stage(row: StageRow, cluster: Cluster, method: str, shardings: Any) -> dict
         "logical_shape": "x".join(map(str, row.logical_shape)),
         "devices": list(row.devices),
         "recompute": row.recompute,
+        "offload": row.offload,
         "intra_op": method,
         "predicted": {name: getattr(row, name) for name in _PREDICTED},
         "shardings": shardings,

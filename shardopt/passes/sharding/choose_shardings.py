@@ -199,7 +199,8 @@ class ChooseShardings(Pass):
             write_frontier(main, self._frontier(solved[0].problem))
         for graph in graphs:
             report_replicated(graph, pm)
-        write_plans(module, main, graphs, [each.plan for each in solved if each.plan is not None])
+        plans = [each.plan for each in solved if each.plan is not None]
+        write_plans(module, main, graphs, plans, cluster)
 
     def _extract(
         self, module: ir.Module, main: ir.Operation, mesh: Mesh | None, pm: PassContext

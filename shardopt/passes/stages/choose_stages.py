@@ -34,11 +34,12 @@ from shardopt.graph.recomputed_units import MODE_TEXT, is_mode
 from shardopt.hardware.cluster_file import with_overlap
 from shardopt.hardware.memory_limit import check_budget, check_memory_options
 from shardopt.hardware.profile_file import with_profile
-from shardopt.options.names import IntraOp, OverlapChoice, StagePlanner
+from shardopt.options.names import IntraOp, OffloadChoice, OverlapChoice, StagePlanner
 from shardopt.passes.base import Pass, PassContext, option, plan_option
 from shardopt.passes.stages.choosing import StageChooser
 from shardopt.passes.stages.placing import (
     ChosenStages,
+    check_host_links,
     cluster_for,
     place_stages,
     write_placement,
@@ -72,6 +73,7 @@ class ChooseStages(Pass):
     )
     overlap: OverlapChoice = plan_option("overlap")
     recompute: str = plan_option("recompute")
+    offload: OffloadChoice = plan_option("offload")
     memory_fraction: float = plan_option("memory_fraction")
     memory_budget: str = plan_option("memory_budget")
     faster_than: float = option(
@@ -104,8 +106,14 @@ class ChooseStages(Pass):
             predicted = plan_file.stage_phase_prediction()
             chosen = chooser.choose(program, PlannedPrediction(**predicted) if predicted else None)
             placement = place_stages(
-                chosen, plan_file.stages, cluster, program.num_microbatches, self.recompute
+                chosen,
+                plan_file.stages,
+                cluster,
+                program.num_microbatches,
+                self.recompute,
+                self.offload,
             )
+            check_host_links(placement.stages, placement.topology, cluster)
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
         # Later phases plan for the same devices without being told again.

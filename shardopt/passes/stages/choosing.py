@@ -12,10 +12,11 @@ from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import PlannedPrediction
 from shardopt.dialect.program import StepProgram
 from shardopt.graph.recomputed_units import MODES, searched_modes
+from shardopt.graph.streamed_state import MODES as OFFLOAD_MODES
 from shardopt.hardware.cluster import Cluster
-from shardopt.hardware.memory_limit import memory_limit
+from shardopt.hardware.memory_limit import host_memory_limit, memory_limit
 from shardopt.passes.base import PassContext
-from shardopt.passes.stages.open_configs import open_configs, with_recomputation
+from shardopt.passes.stages.open_configs import open_configs, with_offload, with_recomputation
 from shardopt.passes.stages.placing import ChosenStages, usual_for
 from shardopt.passes.stages.read_step import check_clustered, read_step
 from shardopt.planfile.parts import PlannedStage
@@ -140,6 +141,7 @@ class StageChooser:
         configs = with_recomputation(
             with_plan_file_configs(planner.configs(configs), self.file_stages), modes
         )
+        configs = with_offload(configs, self._offload_modes(), cluster)
         if not configs:
             raise UserError(
                 f"inter-op={options.inter_op} has no use for any submesh that the "
@@ -156,7 +158,16 @@ class StageChooser:
             input_kinds=input_kinds,
             allowed=candidate_filter(self.file_stages, cluster),
             stages_per_mesh=kind.model_stages_per_mesh,
+            host_limit_bytes=tuple(host_memory_limit(group, each) for group in cluster.groups),
         )
+
+    def _offload_modes(self) -> tuple[str, ...]:
+        """The option, or what the search may choose from; a plan file asks for some, too."""
+        mode = self.options.offload
+        if mode == "auto":
+            return OFFLOAD_MODES
+        named = {stage.offload for stage in self.file_stages if stage.offload is not None}
+        return tuple(each for each in OFFLOAD_MODES if each == mode or each in named)
 
     def _solve(
         self,

@@ -40,3 +40,24 @@ def with_recomputation(
             (*(replace(config, recompute=mode) for mode in modes for config in plain), *from_file)
         )
     )
+
+
+def with_offload(
+    allowed: Sequence[StageConfig], modes: Sequence[str], cluster: Cluster
+) -> tuple[StageConfig, ...]:
+    """Each config with every mode of offloading, as far as its host group says how fast that is.
+    Raises UserError where none is left."""
+    linked = [group.host_link is not None for group in cluster.groups]
+    configs = tuple(
+        replace(config, offload=mode)
+        for mode in modes
+        for config in allowed
+        if mode == "none" or linked[config.group]
+    )
+    if allowed and not configs:
+        names = ", ".join(f"'{group.name}'" for group in cluster.groups)
+        raise UserError(
+            f"option offload: expected field 'host_link' of a host group of {names} "
+            "(docs/guide/cluster.md), found none"
+        )
+    return configs

@@ -69,12 +69,13 @@ def place_stages(
     cluster: Cluster,
     num_microbatches: int,
     recompute: str,
+    offload: str,
 ) -> StagesOnMeshes:
     """Where each stage runs: on the devices of the plan file, or as the schedule lays stages on
     meshes.
 
-    `recompute` is the mode of all stages, or "auto". Raises UserError for stages of one mesh that
-    differ in its shape."""
+    `recompute` and `offload` are the modes of all stages, or "auto". Raises UserError for stages of
+    one mesh that differ in its shape."""
     configs = [config for _, _, config in chosen.stages]
     devices = plan_file_devices(file_stages, configs, cluster)
     if devices is None:
@@ -88,13 +89,17 @@ def place_stages(
         for home, ids in zip(homes, devices, strict=True)
     }
     # A plan file decides for its stages, the option for all others, the search for the rest.
-    file_modes = [stage.recompute for stage in file_stages] or [None] * len(configs)
-    option = None if recompute == "auto" else recompute
+    in_file = tuple(file_stages) or (PlannedStage(),) * len(configs)
+    modes, offloads = (None if each == "auto" else each for each in (recompute, offload))
     stages = tuple(
-        PlacedStage(start, end - 1, meshes[home].name, file_mode or option or config.recompute)
-        for (start, end, config), home, file_mode in zip(
-            chosen.stages, homes, file_modes, strict=True
+        PlacedStage(
+            start,
+            end - 1,
+            meshes[home].name,
+            named.recompute or modes or config.recompute,
+            named.offload or offloads or config.offload,
         )
+        for (start, end, config), home, named in zip(chosen.stages, homes, in_file, strict=True)
     )
     return StagesOnMeshes(
         stages,
@@ -103,6 +108,19 @@ def place_stages(
         tuple(config.method for config in configs),
         chosen.prediction,
     )
+
+
+def check_host_links(
+    stages: Sequence[PlacedStage], topology: Sequence[Mesh], cluster: Cluster
+) -> None:
+    """Raises UserError where a stage offloads and nobody said how fast that is."""
+    groups = {mesh.name: cluster.group_of(mesh) for mesh in topology}
+    for number, stage in enumerate(stages):
+        if stage.offload != "none" and groups[stage.mesh].host_link is None:
+            raise UserError(
+                f"stage {number} offloads to its hosts: expected field 'host_link' of host group "
+                f"'{groups[stage.mesh].name}' (docs/guide/cluster.md), found none"
+            )
 
 
 def write_placement(program: StepProgram, placement: StagesOnMeshes) -> None:
@@ -131,9 +149,13 @@ def homes_of(devices: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 def _check_alike(configs: Sequence[StageConfig], homes: Sequence[int]) -> None:
     for stage, (config, home) in enumerate(zip(configs, homes, strict=True)):
-        # Recomputation may differ: it changes what a stage keeps, not how its mesh is laid out.
+        # Recomputation may differ: it changes what a stage keeps, not how its mesh is laid out. So
+        # does what is offloaded.
         first = homes.index(home)
-        if replace(config, recompute="none") != replace(configs[first], recompute="none"):
+        plain, other = (
+            replace(each, recompute="none", offload="none") for each in (config, configs[first])
+        )
+        if plain != other:
             raise UserError(
                 f"stages {first} and {stage} share a mesh: expected one logical shape and method, "
                 f"found {configs[first]} and {config}"

@@ -3,12 +3,13 @@
 The loop body gives one forward and one backward fragment a stage
 (`shardopt.solve.stages.body.backward`). What is computed again does not leave its stage
 (`shardopt.passes.stages.cut_repeats`). Operations outside the loop are grouped by stage and by how
-many mesh crossings precede them, so that one fragment never waits for another that waits for it."""
+many mesh crossings precede them, so that one fragment never waits for another that waits for it;
+where they read arguments on the host, in pieces (`shardopt.graph.streamed_state`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func as func_dialect
@@ -20,11 +21,13 @@ from shardopt.dialect.donation import (
     BUFFER_DONOR,
     argument_attributes,
     read_donation,
+    read_on_host,
 )
 from shardopt.dialect.mpmd import (
     IN_FLIGHT,
     INTRA_OP,
     LAYER,
+    OFFLOAD,
     RECOMPUTE,
     STREAMS,
     read_topology,
@@ -34,8 +37,9 @@ from shardopt.dialect.prediction import PREDICTED
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.dialect.stages import STAGES, read_stages, stage_of_layers
 from shardopt.extract.layered_body import read_body
-from shardopt.extract.op_graph import reads
+from shardopt.extract.op_graph import read_tensor, reads
 from shardopt.graph.op_graph import SHARED
+from shardopt.graph.streamed_state import update_pieces
 from shardopt.ir.rewriting import defining, symbol_name
 from shardopt.mesh.mesh import Mesh
 from shardopt.passes.stages.cut_repeats import cut_repeats
@@ -44,7 +48,7 @@ from shardopt.passes.stages.read_step import check_clustered
 from shardopt.solve.stages.body.backward import backward_rows
 
 # What was decided about stages stands on the loop, whatever its operands are.
-_DECISIONS = (IN_FLIGHT, RECOMPUTE, INTRA_OP, PREDICTED, STREAMS)
+_DECISIONS = (IN_FLIGHT, RECOMPUTE, OFFLOAD, INTRA_OP, PREDICTED, STREAMS)
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,13 @@ class _Staging:
         self.argument_stage: dict[ir.Value, int] = {
             argument: max(placement.stage(_layer(attributes)), 0)
             for argument, attributes in zip(program.main_block.arguments, arguments, strict=True)
+        }
+        # Bytes of arguments on the host.
+        self.resting: dict[ir.Value, int] = {
+            program.main_block.arguments[number]: read_tensor(
+                program.main_block.arguments[number].type
+            ).size_bytes
+            for number in sorted(read_on_host(program.main))
         }
         self.accumulator_stage = [self._accumulator_stage(result) for _, result in program.carried]
 
@@ -199,7 +210,18 @@ class _Staging:
                 group.exports += [value] * (value not in group.exports)
         order = [*self.program.prologue, *self.program.epilogue]
         # By crossings: a group waits for groups with fewer of them only.
-        return resolve((groups[key] for key in sorted(groups)), order, self._is_shared)
+        rising = (piece for key in sorted(groups) for piece in self._pieces(groups[key]))
+        return resolve(rising, order, self._is_shared)
+
+    def _pieces(self, group: Group) -> list[Group]:
+        """A group around the loop, in parts that read little of what lies on the host."""
+        makes = [list(op.results) for op in group.ops]
+        pieces = update_pieces([reads(op) for op in group.ops], makes, self.resting)
+        parts = {number: replace(group, ops=[], exports=[]) for number in sorted({*pieces}) or [0]}
+        for op, number in zip(group.ops, pieces, strict=True):
+            parts[number].ops.append(op)
+        next(iter(parts.values())).exports = group.exports
+        return list(parts.values())
 
     # ---- @main ----
 

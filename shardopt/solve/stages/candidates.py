@@ -25,7 +25,8 @@ class CandidateProblem:
     host group may hold, None for any amount; empty for any amount in all groups. `input_kinds` is
     what configs with a preset as their method need to know of the inputs of the step. `allowed`
     leaves candidates out that a plan file has no use for. With several `stages_per_mesh` every
-    device is in so many stages, and `memory_limit_bytes` is the share of each."""
+    device is in so many stages, and `memory_limit_bytes` is the share of each. `host_limit_bytes`
+    is what the hosts of each group may hold for a device, as `memory_limit_bytes`."""
 
     step: StepGraph
     num_layers: int
@@ -37,6 +38,7 @@ class CandidateProblem:
     input_kinds: InputKinds = field(default_factory=InputKinds)
     allowed: Callable[[int, int, StageConfig], bool] | None = None
     stages_per_mesh: int = 1
+    host_limit_bytes: tuple[int | None, ...] = ()
 
     @property
     def stage_devices(self) -> tuple[int, ...]:

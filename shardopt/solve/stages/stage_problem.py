@@ -28,6 +28,8 @@ class StageConfig:
 
     `recompute`: what the backward recomputes instead of keeping it: nothing, what is cheap and
     large, the insides of each layer, or the whole stage (`shardopt.graph.recomputed_units`).
+    `offload`: what is kept in the memory of the hosts between updates
+    (`shardopt.graph.streamed_state`).
     `method` is how the values inside are sharded: by the solver (`ilp`), or as a preset does
     (`shardopt.solve.presets`)."""
 
@@ -37,12 +39,18 @@ class StageConfig:
     group: int = 0
     recompute: str = "none"
     method: str = "ilp"
+    offload: str = "none"
 
     def __str__(self) -> str:
         place = f"{self.submesh} as {self.logical_shape[0]}x{self.logical_shape[1]}"
         place += f" by {self.method}" if self.method != "ilp" else ""
         place += f" of host group {self.group}" if self.group else ""
-        return place if self.recompute == "none" else f"{place} with recompute={self.recompute}"
+        modes = [
+            f"{name}={mode}"
+            for name, mode in (("recompute", self.recompute), ("offload", self.offload))
+            if mode != "none"
+        ]
+        return f"{place} with {', '.join(modes)}" if modes else place
 
 
 def stage_configs(cluster: Cluster) -> tuple[StageConfig, ...]:

@@ -46,7 +46,9 @@ class StepGraph:
     end with equal shardings and lie in one buffer: also arguments and the results that replace
     them. `owner` is the layer whose stage holds an input; `literals` are constants whose elements
     differ. `repeated[t]` is the tensor of the forward pass that tensor t, computed again behind a
-    barrier, equals. `fusing` says what the devices' compiler makes one kernel of."""
+    barrier, equals. `fusing` says what the devices' compiler makes one kernel of. `on_host` are
+    inputs that lie in the memory of the hosts
+    (`shardopt.solve.stages.costs.offload`)."""
 
     graph: OpGraph
     op_layer: tuple[int, ...]
@@ -57,6 +59,7 @@ class StepGraph:
     literals: frozenset[int] = frozenset()
     repeated: Mapping[int, int] = field(default_factory=dict)
     fusing: Fusing = UNFUSED
+    on_host: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if len(self.op_layer) != len(self.graph.ops):

@@ -50,7 +50,16 @@
 // RUN: not shardopt-opt %t.figures --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=FIGURES
 // RUN: sed -e 's/iterations = 2/iterations = 70000/' %t.mlir > %t.iterations
 // RUN: not shardopt-opt %t.iterations --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=ITERATIONS
+// RUN: sed -e '/@main/s/{tf.aliasing_output = 0 : i32}/{shardopt.memory = "host", tf.aliasing_output = 0 : i32}/' %t.mlir > %t.host
+// RUN: not shardopt-opt %t.host --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=HOST
+// RUN: sed -e '/@main/s/{tf.aliasing_output = 0 : i32}/{shardopt.memory = "disk", tf.aliasing_output = 0 : i32}/' %t.mlir > %t.disk
+// RUN: not shardopt-opt %t.disk --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=DISK
+// RUN: sed -e '/@main/s/{tf.aliasing_output = 0 : i32}/{shardopt.memory = "host"}/' %t.mlir > %t.kept
+// RUN: not shardopt-opt %t.kept --shardopt-verify-exported 2>&1 | FileCheck %s --check-prefix=KEPT
 
+// HOST: error: argument 0 lies in the memory of the host: expected fragments outside of the loop to read it, found 'mpmd.call'
+// DISK: error: argument 0: expected 'host' in 'shardopt.memory', found "disk"
+// KEPT: error: argument 0 lies in the memory of the host: expected a donated argument that a result replaces
 // KIND: error: expected a kind of the microbatch body (fwd, bwd, bwd_input, bwd_weight), found 'update'
 // SCHEDULE: error: unknown schedule: 'zero'; did you mean 'zero-bubble'?
 // DEVICES: error: device 1 is in mesh 'm0' and in mesh 'm1'

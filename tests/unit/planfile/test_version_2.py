@@ -54,7 +54,8 @@ def test_a_kept_file_gives_the_plan_that_it_was_written_for() -> None:
     assert load_plan_file(KEPT).stage_phase_prediction() is not None
     written = json.loads(json_text(plan.to_json()))
     paths = [each.path for each in differences(load_values(KEPT), written)]
-    assert paths == ["model.fingerprint", "options.overlap"], "an option since then, at its default"
+    since = ["options.overlap", "options.offload", "stages[0].offload", "stages[1].offload"]
+    assert paths == ["model.fingerprint", *since], "options since then, at their defaults"
 
 
 def test_a_fingerprint_of_bytecode_says_nothing_in_another_jaxlib(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from shardopt.runtime.program.instructions import (
     Free,
     Instruction,
     MeshProgram,
+    Move,
     Program,
     Recv,
     Reshard,
@@ -116,25 +117,28 @@ def exported_programs(draw: st.DrawFn) -> ExportedProgram:
 def program_of_all_kinds() -> ExportedProgram:
     """One small program with every kind of instruction."""
     split, whole = (TensorSpec(SHAPE, "float32", SHARDINGS[k]) for k in (1, 0))
+    resting = MeshValue("m0", replace(split, memory="host"))
     values = [
+        MeshValue("m0", split),
         MeshValue("m0", split),
         MeshValue("m2", whole),
         MeshValue("m0", whole),
         MeshValue("m1", whole),
     ]
-    values += [MeshValue("m0", split), MeshValue("m0", split)]
+    values += [MeshValue("m0", split)] * 3
     ops: tuple[Call | Transfer, ...] = (
-        Transfer(0, 1, planned_steps(values[0], values[1], "local_allgather")),
-        Transfer(0, 2, default_steps((MESHES[0], split), (MESHES[0], whole))),
-        Transfer(2, 3, planned_steps(values[2], values[3], "broadcast")),
-        Call("m0", "f", "fwd", 0, (0,), (4,)),
+        Transfer(0, 2, planned_steps(values[0], values[2], "local_allgather")),
+        Transfer(0, 3, default_steps((MESHES[0], split), (MESHES[0], whole))),
+        Transfer(3, 4, planned_steps(values[3], values[4], "broadcast")),
         Call("m0", "f", "fwd", 0, (0,), (5,)),
+        Call("m0", "f", "fwd", 0, (0,), (6,)),
+        Call("m0", "f", "update", 0, (1,), (7,)),
     )
     return ExportedProgram(
         MESHES,
-        (Argument("a", values[0], None),),
-        tuple(ProgramResult(f"r{v}", values[v]) for v in (1, 3, 5)),
-        Body(tuple(values), ops, (1, 3, 5)),
+        (Argument("a", values[0], None), Argument("s", resting, 3)),
+        (*(ProgramResult(f"r{v}", values[v]) for v in (2, 4, 6)), ProgramResult("s", resting)),
+        Body(tuple(values), ops, (2, 4, 6, 7)),
         (StageFunction("f", b"", (split,), (split,), (0,)),),
     )
 
@@ -228,6 +232,10 @@ class Interpreter:
                 self._put(
                     mesh, each.output, part.buffers[each.input], self._take(mesh, each.input, None)
                 )
+            case Move():
+                spec = part.buffers[each.input]
+                other = replace(spec, memory="device" if spec.memory == "host" else "host")
+                self._put(mesh, each.output, other, self._take(mesh, each.input, None))
             case Free():
                 for buffer in each.buffers:
                     self._take(mesh, buffer, None)

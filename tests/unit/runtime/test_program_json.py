@@ -63,7 +63,7 @@ def at(*path: Any) -> Callable[[Any, Any], None]:
 
 FAULTS: list[tuple[Callable[[Any, Any], None], Any, str]] = [
     (at("format"), "other", "expected a JSON document of format 'shardopt.program'"),
-    (at("version"), 1, "expected version 2 of 'shardopt.program', found 1"),
+    (at("version"), 1, "expected version 3 of 'shardopt.program', found 1"),
     (at("tables", "TensorSpec"), None, "tables.TensorSpec: expected a list, found None"),
     (
         at("program", "meshes", 0, "buffers", 0),

@@ -130,6 +130,7 @@ def _links(cluster: Cluster, mesh: Mesh) -> tuple[Hashable, ...]:
     return (
         mesh.axes,
         cluster.group_of(mesh).device,
+        cluster.group_of(mesh).host_link,
         *(group_placement(cluster, mesh, axes) for axes in subsets),
     )
 
@@ -146,6 +147,7 @@ def _requirements(
         loop,
         _renumbered(residency.arrivals, number),
         tuple(sorted(number[tensor] for tensor in residency.literals)),
+        tuple(sorted(number[tensor] for tensor in residency.on_host)),
         tuple(sorted((number[a], number[b]) for a, b in graph.tied)),
         tuple(sorted(number[tensor] for tensor in graph.sent)),
         tuple(sorted(number[tensor] for tensor in graph.state)),

@@ -4,30 +4,39 @@ passes obey."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from jaxlib.mlir import ir
 
+from shardopt.cost.host_link import host_seconds
 from shardopt.dialect.plain_mesh import write_plain_mesh
 from shardopt.dialect.rematerialization import Recompute, SeparateCopy, write_rematerialization
 from shardopt.dialect.strategy import CLONE, OpStrategy, write_strategy
 from shardopt.extract.mesh_graphs import MeshGraph, is_staged
 from shardopt.forms.sharded_form import write_cost
+from shardopt.graph.residency import host_moves
+from shardopt.hardware.cluster import Cluster
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Sharding
 from shardopt.passes.sharding.apply.rematerializer import later_readers
 from shardopt.passes.sharding.apply.sharding_writer import refresh_function_type, retype
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
 from shardopt.solve.sharding.strategies.strategies import Strategy
 from shardopt.support.spans import timed
 
 
 @timed("sharding program: write")
 def write_plans(
-    module: ir.Module, main: ir.Operation, graphs: Sequence[MeshGraph], plans: Sequence[IntraOpPlan]
+    module: ir.Module,
+    main: ir.Operation,
+    graphs: Sequence[MeshGraph],
+    plans: Sequence[IntraOpPlan],
+    cluster: Cluster,
 ) -> None:
     """Write the plan of each mesh into the module that its graph was read from: the chosen form."""
     for graph, plan in zip(graphs, plans, strict=True):
-        _write(graph, plan)
+        _write(graph, plan, cluster)
     if is_staged(main):
         for function in functions(module):
             refresh_function_type(function)
@@ -41,20 +50,29 @@ def write_plans(
         write_plain_mesh(main, graph.mesh)
 
 
-def _write(graph: MeshGraph, plan: IntraOpPlan) -> None:
+def _write(graph: MeshGraph, plan: IntraOpPlan, cluster: Cluster) -> None:
     retype({value: plan.shardings[tensor] for value, tensor in graph.reader.index.items()})
     for number, (op, handle) in enumerate(zip(graph.reader.ops, graph.reader.handles, strict=True)):
         results = tuple(plan.shardings[tensor] for tensor in op.results)
         write_strategy(handle, _chosen(plan.strategies[number], results))
         if op.results and op.results[0] in plan.cheap_to_clone:
             handle.attributes[CLONE] = ir.UnitAttr.get(handle.context)
+    link = cluster.group_of(graph.mesh).host_link
+    replaced = {b: a for a, b in graph.tied}
+    moves = host_moves(graph.reader.ops, graph.on_host, replaced)
     remats, groups = list(_remats(graph, plan)), [op.group for op in graph.reader.ops]
     for number, fragment in enumerate(graph.fragments):
         ops = [op for op, group in enumerate(groups) if group == number]
         rows = [row for row in remats if groups[row.readers[0]] == number]
         write_rematerialization(fragment, [_numbered_from(min(ops), row) for row in rows])
         # Of one run: how often a fragment runs is for the schedule to say.
-        write_cost(fragment, plan.summary(ops, repeated=False))
+        cost = plan.summary(ops, repeated=False)
+        moved = sum(
+            host_seconds(link, local_bytes(plan.graph, graph.mesh, tensor, plan.shardings[tensor]))
+            for group, tensor in moves
+            if group == number
+        )
+        write_cost(fragment, replace(cost, host_seconds=moved))
 
 
 def _chosen(strategy: Strategy, results: tuple[Sharding, ...]) -> OpStrategy:

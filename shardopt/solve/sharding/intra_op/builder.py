@@ -59,9 +59,9 @@ class ProblemBuilder:
     node_of: dict[int, int] = field(default_factory=dict)
     columns: dict[int, Column] = field(default_factory=dict)
 
-    def add_nodes(self, inputs: Iterable[int]) -> None:
+    def add_nodes(self, inputs: Iterable[int], moves: Mapping[int, int]) -> None:
         """One node an operation, then one for each of `inputs` and of the other tensors that are
-        read."""
+        read. `moves` says how often some of them travel between devices and hosts."""
         graph = self.tables.graph
         for node, index in enumerate(self.ops):
             self.costs.append(self.tables.ops[index].seconds)
@@ -75,9 +75,11 @@ class ProblemBuilder:
                 column = self.tables.column(tensor)
                 self.node_of[tensor], self.columns[tensor] = len(self.costs), column
                 self.inputs.append(tensor)
-                self.costs.append(
-                    self.tables.strategies.input_seconds(graph.tensors[tensor], column)
-                )
+                strategies, value = self.tables.strategies, graph.tensors[tensor]
+                seconds = strategies.input_seconds(value, column)
+                if tensor in moves:
+                    seconds = seconds + moves[tensor] * strategies.host_seconds(value, column)
+                self.costs.append(seconds)
 
     def add_edges(self) -> None:
         """An edge for each operand, and which of them share steps."""

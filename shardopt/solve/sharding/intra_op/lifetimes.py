@@ -1,7 +1,8 @@
 """When each tensor of a part of a graph occupies memory, in positions of the part's operations.
 
 * Inputs stay for the whole part (weights, optimizer state); what another mesh sends stays from its
-  arrival on.
+  arrival on; what lies on the host, and what replaces it, is there while fragments that read or
+  make it run.
 * A value lives from its operation to its last reader, or to the end when it is an output. What a
   fragment (a group of operations, one executable) is given stays until the fragment ends.
 * What is made before a loop and read inside stays until the loop ends; in the one over
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
@@ -158,6 +160,12 @@ class Lifetimes:
             if b not in input_set and (self.readers[a] or a not in self.position_of)
         }
         self.group_stop = {graph.ops[op].group: position + 1 for position, op in enumerate(order)}
+        self.on_host = residency.on_host | {
+            self.handed.origin(b) for b, a in aliases.items() if a in residency.on_host
+        }
+        self.group_start = {
+            graph.ops[op].group: position for position, op in reversed([*enumerate(order)])
+        }
         self.loop_span = (
             (0, 0)
             if residency.loop is None
@@ -176,7 +184,8 @@ class Lifetimes:
 
     def of_one(self) -> tuple[Lifetime, ...]:
         """With one microbatch in flight: inputs first, then results as they are made."""
-        return (*self._by_name(list(self._in_place(self._held))), *self._second_buffers())
+        held = self._by_name(list(self._in_place(self._held)))
+        return (*held, *self._second_buffers(), *self._fetched_before())
 
     def of_further(self) -> tuple[Lifetime, ...]:
         """What is held for further microbatches."""
@@ -215,6 +224,8 @@ class Lifetimes:
         return tensor
 
     def _of_input(self, tensor: int) -> tuple[int, int]:
+        if tensor in self.on_host:
+            return next(self._fetched(tensor), (0, 0))
         if tensor not in self.residency.arrivals:
             return 0, len(self.order)
         arrival = self.residency.arrivals[tensor]
@@ -225,7 +236,25 @@ class Lifetimes:
     def _of_result(self, tensor: int, position: int) -> tuple[int, int]:
         if tensor in self.residency.literals:
             return 0, len(self.order)
+        if tensor in self.on_host:
+            return position, next(self._fetched(tensor))[1]
         return position, self._stop(tensor, position, self.graph.ops[self.order[position]].group)
+
+    def _fetched(self, tensor: int) -> Iterator[tuple[int, int]]:
+        """While each group that reads or makes the value runs, the last one first."""
+        ops = [op for op in self.readers[tensor] if op in self.position]
+        if tensor in self.position_of:
+            ops.append(self.order[self.position_of[tensor]])
+        groups = {self.graph.ops[op].group for op in ops}
+        spans = sorted((self.group_start[group], self.group_stop[group]) for group in groups)
+        yield from reversed(spans)
+
+    def _fetched_before(self) -> Iterator[Lifetime]:
+        """What is on the host is fetched anew for each group that reads it: those before the
+        last."""
+        for tensor in sorted(self.on_host):
+            for start, stop in islice(self._fetched(tensor), 1, None):
+                yield Lifetime(tensor, start, stop)
 
     def _stop(self, tensor: int, start: int, group: int | None) -> int:
         """The position behind the last at which a value made at `start` in fragment `group` is

@@ -17,6 +17,7 @@ the module costs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +27,7 @@ from math import fsum
 import numpy as np
 
 from shardopt.graph.op_graph import MARKER, Op, OpGraph
-from shardopt.graph.residency import Residency
+from shardopt.graph.residency import Residency, host_moves
 from shardopt.graph.windows import is_far
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
@@ -217,7 +218,16 @@ class IntraOpTables:
         ops = tuple(range(len(self.graph.ops))) if ops is None else tuple(sorted(ops))
         builder = ProblemBuilder(self, ops, self.cheap_to_clone - pinned)
         # The whole graph holds inputs that nobody reads as well, a part only what it reads.
-        builder.add_nodes(self.graph.inputs if len(ops) == len(self.graph.ops) else ())
+        inputs = self.graph.inputs if len(ops) == len(self.graph.ops) else ()
+        residency = residency or Residency()
+        replaced = {b: a for a, b in tied}
+        builder.add_nodes(
+            inputs,
+            Counter(
+                replaced.get(tensor, tensor)
+                for _, tensor in host_moves(self.graph.ops, residency.on_host, replaced)
+            ),
+        )
         builder.add_edges()
         builder.tie(tied)
         builder.limit(self.constraints.allowed)
@@ -225,7 +235,6 @@ class IntraOpTables:
         builder.limit({tensor: (sharding,) for tensor, sharding in fixed.items()})
         builder.allow(self._permitted())
         builder.allow(allowed or {})
-        residency = residency or Residency()
         return self._finished(builder, transient, memory_limit_bytes, residency)
 
     def _finished(

@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from shardopt.cost.compute import memory_seconds
+from shardopt.cost.host_link import host_seconds
 from shardopt.cost.resharding_chain import can_reshard
 from shardopt.cost.resharding_costs import ArcTable, ReshardingCosts
 from shardopt.graph.op_graph import Op, Tensor
@@ -125,6 +126,14 @@ class StrategyTables:
 
         return self._remember(
             ("input", tensor.shape, tensor.dtype, tensor.itemsize, id(column)), build
+        )
+
+    def host_seconds(self, tensor: Tensor, column: Column) -> np.ndarray:
+        """Seconds to bring each device's share of a tensor from its host, or there, under each of
+        its shardings: `[k]`; 0 where the link is not known."""
+        link = self.cluster.group_of(self.mesh).host_link
+        return np.array(
+            [host_seconds(link, int(size)) for size in self.local_bytes(tensor, column)]
         )
 
     def column(self, shardings: tuple[Sharding, ...]) -> Column:

@@ -64,8 +64,12 @@ class ClassProblem:
             if c in self.ops:
                 seconds = self.ops[c].seconds
             else:
-                tensor = graph.tensors[self.classes.inputs[node - len(graph.ops)]]
+                number = self.classes.inputs[node - len(graph.ops)]
+                tensor = graph.tensors[number]
                 seconds = self.tables.input_seconds(tensor, self.columns[c])
+                if number in self.classes.part.on_host:
+                    times = self.classes.part.moves_of[number]
+                    seconds = seconds + times * self.tables.host_seconds(tensor, self.columns[c])
             costs.append(seconds * (0.0 if node in self.classes.view.unpaid else sizes[c]))
         return Problem(tuple(costs), (*self._edges, *self._ties()))
 

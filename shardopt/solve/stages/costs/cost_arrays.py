@@ -21,6 +21,7 @@ from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.costs.bounds import RelaxedLayer, Rooflines, kept_bytes, relaxed_layer
 from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.lean import STRICTNESS, LeanSharder
+from shardopt.solve.stages.costs.offload import moved_bytes, offload_state
 from shardopt.solve.stages.costs.preset_sharder import PresetSharder, StepInputKinds
 from shardopt.solve.stages.costs.recomputation import recompute_forward
 from shardopt.solve.stages.costs.sharders import Memory, Method, OptimalSharder
@@ -41,7 +42,7 @@ class CostArrays:
     problem: CandidateProblem
     cost_cache: CostCache
     refusals: dict[str, None] = field(default_factory=dict)
-    _parts: dict[tuple[int, int, str], StagePart] = field(default_factory=dict)
+    _parts: dict[tuple[int, int, str, str], StagePart] = field(default_factory=dict)
     _part_of_key: dict[str, StagePart] = field(default_factory=dict)
     _relaxed: dict[tuple[int, bool, str], RelaxedLayer] = field(default_factory=dict)
 
@@ -55,10 +56,12 @@ class CostArrays:
         self.seconds = np.full(self.candidates.shape, np.inf)
         for c in range(len(problem.configs)):
             for ends, last in ((slice(None, -1), False), (slice(-1, None), True)):
-                sums = self._joined(self.layer_seconds, c, last)[:, ends]
+                sums = self._least_seconds(c, last)[:, ends]
                 self.seconds[:, ends, c] = np.where(self.candidates[:, ends, c], sums, np.inf)
         devices = np.array([config.num_devices for config in problem.configs], dtype=float)
-        self.fixed_bytes = _sums(self._state_bytes()[None, :] / devices[:, None])
+        state_bytes = self._state_bytes()
+        held = [state_bytes - self._moved_bytes[c.offload] / 2 for c in problem.configs]
+        self.fixed_bytes = _sums(np.array(held) / devices[:, None])
         self.activation_bytes = np.stack(
             [self._kept_bytes(c.recompute) / c.num_devices for c in problem.configs], axis=2
         )
@@ -196,6 +199,23 @@ class CostArrays:
         rows = [self._rows[last, mode, self.meshes[c]] for mode in (first, rest)]
         return _first_and_rest(values[rows[0]], values[rows[1]], count)
 
+    def _least_seconds(self, c: int, last: bool) -> np.ndarray:
+        """What every interval on a config takes as the sum of its layers, as far as is known, `[L +
+        1, L + 1]`: computing, and what travels to hosts and back."""
+        config, problem = self.problem.configs[c], self.problem
+        sums = self._joined(self.layer_seconds, c, last)
+        link = problem.cluster.groups[config.group].host_link
+        if config.offload == "none" or link is None:
+            return sums
+        rate = config.num_devices * link.bandwidth_bytes_per_second * problem.num_microbatches
+        return sums + _sums(self._moved_bytes[config.offload][None, :] / rate)[..., 0]
+
+    @cached_property
+    def _moved_bytes(self) -> dict[str, np.ndarray]:
+        """Of each mode of offloading, what travels for each layer at least, of whole tensors."""
+        modes = dict.fromkeys(config.offload for config in self.problem.configs)
+        return {mode: moved_bytes(self._offloaded(mode)) for mode in modes}
+
     def _roofs(self) -> list[np.ndarray]:
         """Seconds of every layer with nothing communicated, of a step, for each of `_rows`."""
         of_mode = {
@@ -242,16 +262,28 @@ class CostArrays:
     def _kept(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         return {}
 
-    def _step(self, mode: str) -> StepGraph:
-        """The step as it is, or with every layer recomputed as a stage does it at least."""
-        if mode not in self._steps:
+    def _step(self, mode: str, offload: str = "none") -> StepGraph:
+        """The step as it is, or with every layer recomputed as a stage does it at least. Offloading
+        only adds to what layers cost and hold, so that their bounds do without."""
+        if (mode, offload) not in self._steps:
             kind = "layer" if mode == "full" else mode
             units = units_of_stage(kind, range(self.problem.num_layers))
-            self._steps[mode] = recompute_forward(self.problem.step, units)
-        return self._steps[mode]
+            step = self._offloaded(offload)
+            self._steps[mode, offload] = step if kind == "none" else recompute_forward(step, units)
+        return self._steps[mode, offload]
 
     @cached_property
-    def _steps(self) -> dict[str, StepGraph]:
+    def _steps(self) -> dict[tuple[str, str], StepGraph]:
+        return {}
+
+    def _offloaded(self, mode: str) -> StepGraph:
+        """The step with what a mode of offloading leaves on the hosts."""
+        if mode not in self._with_state_on_hosts:
+            self._with_state_on_hosts[mode] = offload_state(self.problem.step)
+        return self._with_state_on_hosts[mode]
+
+    @cached_property
+    def _with_state_on_hosts(self) -> dict[str, StepGraph]:
         return {"none": self.problem.step}
 
     def _bound_layers(self, candidate: Candidate) -> None:
@@ -289,7 +321,7 @@ class CostArrays:
     def _spread_bounds(self, c: int, last: bool) -> None:
         """Every interval on a config costs its layers at least."""
         ends = slice(-1, None) if last else slice(None, -1)
-        sums = self._joined(self.layer_seconds, c, last)[:, ends]
+        sums = self._least_seconds(c, last)[:, ends]
         known = self._joined(~self.layer_is_solved, c, last)[:, ends] == 0
         open_ = self.candidates[:, ends, c] & (self.level[:, ends, c] < SECONDS)
         seconds, level = self.seconds[:, ends, c], self.level[:, ends, c]
@@ -340,6 +372,10 @@ class CostArrays:
         self.fixed_bytes[candidate] = memory.fixed_bytes
         self.activation_bytes[candidate] = memory.activation_bytes
         self.outside_bytes[candidate] = memory.outside_bytes
+        limits = self.problem.host_limit_bytes
+        limit = limits[self.problem.configs[candidate[2]].group] if limits else None
+        if limit is not None and memory.host_bytes > limit:
+            self.seconds[candidate] = np.inf
 
     def _leaner(self, candidate: Candidate, plain: Memory) -> Memory:
         """The memory of a stage, whose seconds become those of a leaner sharding where the shortest
@@ -372,21 +408,21 @@ class CostArrays:
     def part(self, candidate: Candidate) -> StagePart:
         """What a candidate stage runs."""
         start, end, c = candidate
-        recompute = self.problem.configs[c].recompute
-        if (start, end, recompute) not in self._parts:
+        recompute, offload = self.problem.configs[c].recompute, self.problem.configs[c].offload
+        if (start, end, recompute, offload) not in self._parts:
             # What depends on where a stage begins and ends is not done to the whole step at once.
             if split_mode(recompute)[1] is None and recompute != "full":
-                step = self._step(recompute)
+                step = self._step(recompute, offload)
             else:
                 units = units_of_stage(recompute, range(start, end))
-                step = recompute_forward(self.problem.step, units)
+                step = recompute_forward(self._offloaded(offload), units)
             part = cut_part(step, start, end)
             # Only known methods ask where in the model a part stands; else one stands for all that
             # are equal, which would take gigabytes.
             if all(config.method == "ilp" for config in self.problem.configs):
                 part = self._part_of_key.setdefault(part.key, part)
-            self._parts[start, end, recompute] = part
-        return self._parts[start, end, recompute]
+            self._parts[start, end, recompute, offload] = part
+        return self._parts[start, end, recompute, offload]
 
     def _relaxed_layer(self, layer: int, last: bool, mode: str) -> RelaxedLayer:
         if (layer, last, mode) not in self._relaxed:

@@ -6,10 +6,13 @@ which no plan of faster shardings fits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
+from shardopt.cost.host_link import host_seconds
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.sharding.budget.search import fit
+from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.part_facts import PartFacts
@@ -40,12 +43,20 @@ def fitted(
     plan = fit(problem, limit, limits=SearchLimits(gap_tolerance=GAP)).plan
     if plan is None:
         return Fitted((), Memory(0, 0, 0))
-    each = sum(
-        live.count * local_bytes(part.graph, plan.mesh, live.tensor, plan.shardings[live.tensor])
-        for live in facts.further
-    )
+    each = sum(live.count * _size(part, plan, live.tensor) for live in facts.further)
     groups: list[list[int]] = [[] for _ in part.kinds]
     for op, row in enumerate(part.graph.ops):
         groups[row.group].append(op)
-    seconds = tuple(plan.summary(ops).seconds for ops in groups)
-    return Fitted(seconds, split_peak(facts, plan.live_bytes, in_flight, each))
+    seconds = [plan.summary(ops).seconds for ops in groups]
+    size_of = partial(_size, part, plan)
+    link = tables.cluster.group_of(tables.mesh).host_link
+    for group, tensor in part.moves:
+        seconds[group] += host_seconds(link, size_of(tensor))
+    held = split_peak(facts, plan.live_bytes, in_flight, each)
+    on_host = sum(map(size_of, sorted(part.on_host)))
+    return Fitted(tuple(seconds), replace(held, host_bytes=on_host))
+
+
+def _size(part: StagePart, plan: IntraOpPlan, tensor: int) -> int:
+    """Bytes of a device."""
+    return local_bytes(part.graph, plan.mesh, tensor, plan.shardings[tensor])

@@ -1,15 +1,17 @@
 """Which operations of a stage run together: the fragments that `shardopt.passes.stages.staging`
 will outline.
 
-Outside the loop: what needs nothing of other stages' results there, then the rest. Inside: forward,
-then backward (`shardopt.solve.stages.body.backward`)."""
+Outside the loop: what needs nothing of other stages' results there, then the rest, each in pieces
+where it reads state on the host. Inside: forward, then backward
+(`shardopt.solve.stages.body.backward`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from shardopt.graph.streamed_state import update_pieces
 from shardopt.solve.stages.body.backward import backward_rows
 from shardopt.solve.stages.step_graph import StepGraph
 
@@ -42,7 +44,33 @@ def fragments(step: StepGraph, start: int, end: int, turn: int) -> tuple[Fragmen
         Fragment("backward", tuple(op for op in body if op in backward)),
         *_outside_loop(step, "after", [op for op in inside if op >= stop], stop),
     )
-    return tuple(part for part in parts if part.ops)
+    pieces = (piece for part in parts if part.ops for piece in _pieces(step, part))
+    return tuple(pieces)
+
+
+def _pieces(step: StepGraph, part: Fragment) -> tuple[Fragment, ...]:
+    """A fragment around the loop in parts that read little of what lies on the host."""
+    if part.kind not in ("before", "after") or not step.on_host:
+        return (part,)
+    ops, resting = step.graph.ops, {t: step.graph.tensors[t].size_bytes for t in step.on_host}
+    units = runs(part.ops, lambda op: bool(ops[op].block))
+    reads = [[t for op in unit for t in ops[op].operands] for unit in units]
+    makes = [[t for op in unit for t in ops[op].results] for unit in units]
+    of_piece: dict[int, list[int]] = {}
+    for unit, number in zip(units, update_pieces(reads, makes, resting), strict=True):
+        of_piece.setdefault(number, []).extend(unit)
+    return tuple(replace(part, ops=tuple(of_piece[number])) for number in sorted(of_piece))
+
+
+def runs(ops: Sequence[int], joined: Callable[[int], bool]) -> list[tuple[int, ...]]:
+    """Neighbours that are all `joined` together, others alone."""
+    units: list[tuple[int, ...]] = []
+    for op in ops:
+        if units and joined(op) and joined(units[-1][-1]):
+            units[-1] = (*units[-1], op)
+        else:
+            units.append((op,))
+    return units
 
 
 def with_exports(
@@ -50,14 +78,18 @@ def with_exports(
 ) -> tuple[Fragment, ...]:
     """`parts` in which fragments before the loop make `exports`, values of shared operations there
     that the loop is given: made once, and not in every microbatch."""
-    before = {part.waits: part for part in parts if part.kind == "before"}
-    ready = set(before[False].ops) if False in before else set[int]()
+    # The first piece of each makes them.
+    before: dict[bool, list[Fragment]] = {}
+    for part in parts:
+        if part.kind == "before":
+            before.setdefault(part.waits, []).append(part)
+    ready = {op for part in before.get(False, ()) for op in part.ops}
     for tensor in exports:
         waits = not ready.issuperset(step.awaited((tensor,)))
-        part = before.get(waits, Fragment("before", (), waits=waits))
-        before[waits] = replace(part, exports=(*part.exports, tensor))
+        pieces = before.setdefault(waits, [Fragment("before", (), waits=waits)])
+        pieces[0] = replace(pieces[0], exports=(*pieces[0].exports, tensor))
     around = (part for part in parts if part.kind != "before")
-    return (*(before[waits] for waits in sorted(before)), *around)
+    return (*(piece for waits in sorted(before) for piece in before[waits]), *around)
 
 
 def _outside_loop(

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from shardopt.cost.collectives import PERMUTE
+from shardopt.cost.host_link import host_seconds
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.sharding.intra_op.communication import find_reshards
 from shardopt.solve.sharding.intra_op.copies import TensorCopy, copies_after_others, find_copies
@@ -40,8 +41,9 @@ class ShardedPart:
 
     def seconds(self) -> np.ndarray:
         """Seconds of a step in each fragment, `[fragments]`: computing, collectives and
-        reshardings, those that several operations of a fragment share once, without the writing of
-        inputs; less what runs beside computing where programs do that."""
+        reshardings, those that several operations of a fragment share once, and what travels to
+        hosts and back, without the writing of inputs; less what runs beside computing where
+        programs do that."""
         part, tables = self.facts.part, self.tables
         groups = [op.group for op in part.graph.ops]
         of_pair = np.array([self._seconds_of(node) for node in self._pairs[0]])
@@ -52,6 +54,9 @@ class ShardedPart:
             whole = op.repeat // (op.trips or 1) * each.trips * each.seconds
             seconds[op.group] += whole
             beside[op.group] += each.beside * whole
+        link = tables.cluster.group_of(tables.mesh).host_link
+        for group, tensor in part.moves:
+            seconds[group] += host_seconds(link, self.bytes_of(tensor))
         if not tables.cluster.group_of(tables.mesh).overlap_share:
             return seconds
         beside += self._beside_seconds()
@@ -100,6 +105,10 @@ class ShardedPart:
             np.add.at(change, start, size)
             np.subtract.at(change, stop, size)
         return np.cumsum(change[:-1])
+
+    def host_bytes(self) -> int:
+        """Bytes on the host for each device."""
+        return sum(map(self.bytes_of, sorted(self.facts.part.on_host)))
 
     def further_bytes(self) -> int:
         """Bytes of a device that are held once more for every further microbatch in flight."""

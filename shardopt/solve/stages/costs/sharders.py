@@ -7,7 +7,7 @@ decides how many microbatches of it are held."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -40,11 +40,12 @@ class PartSharding:
 @dataclass(frozen=True)
 class Memory:
     """Bytes of a device: it holds fixed + n · activation with n microbatches in flight, and
-    `outside_bytes` at most before and behind the loop."""
+    `outside_bytes` at most before and behind the loop. Its host holds `host_bytes` for it."""
 
     fixed_bytes: int
     activation_bytes: int
     outside_bytes: int
+    host_bytes: int = 0
 
     def need(self, in_flight: int) -> int:
         """The most that is held."""
@@ -115,7 +116,8 @@ def sharding_of(
 def memory_of(facts: PartFacts, tables: StrategyTables, sharding: PartSharding) -> Memory:
     """What a device of the mesh of `tables` holds of a part that is sharded so."""
     sharded = ShardedPart(facts, tables, sharding.choice, sharding.transient)
-    return split_peak(facts, sharded.live_bytes(copies=True), 1, sharded.further_bytes())
+    held = split_peak(facts, sharded.live_bytes(copies=True), 1, sharded.further_bytes())
+    return replace(held, host_bytes=sharded.host_bytes())
 
 
 def split_peak(facts: PartFacts, live_bytes: np.ndarray, in_flight: int, each: int) -> Memory:

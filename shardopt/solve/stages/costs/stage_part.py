@@ -9,6 +9,7 @@ model; `key` names the content, and is the same in every process."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from hashlib import sha256
 from operator import attrgetter
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
-from shardopt.graph.residency import MicrobatchLoop, Residency
+from shardopt.graph.residency import MicrobatchLoop, Residency, host_moves
 from shardopt.graph.structure import structure_of
 from shardopt.hardware.cluster import UNFUSED, Fusing
 from shardopt.solve.sharding.intra_op.graph_kernels import GraphKernels
@@ -34,7 +35,7 @@ class StagePart:
     `source_ops[i]` is the operation of the step that operation i is (a copy of), `source_tensors`
     the same of tensors. `sent` are tensors that other stages read; `loop` is (first, behind the
     last) operation of the body, `arrivals[t]` the operation before which input t comes from another
-    stage."""
+    stage, `on_host` the inputs that lie in the memory of the hosts."""
 
     graph: OpGraph
     kinds: tuple[Kind, ...]
@@ -46,9 +47,22 @@ class StagePart:
     arrivals: Mapping[int, int]
     literals: frozenset[int]
     fusing: Fusing = UNFUSED
+    on_host: frozenset[int] = frozenset()
 
     def residency(self, in_flight: int = 1) -> Residency:
-        return Residency(MicrobatchLoop(*self.loop, in_flight), self.arrivals, self.literals)
+        loop = MicrobatchLoop(*self.loop, in_flight)
+        return Residency(loop, self.arrivals, self.literals, self.on_host)
+
+    @cached_property
+    def moves(self) -> tuple[tuple[int, int], ...]:
+        """(fragment, tensor) for every message between devices and hosts."""
+        return host_moves(self.graph.ops, self.on_host, {b: a for a, b in self.tied})
+
+    @cached_property
+    def moves_of(self) -> Mapping[int, int]:
+        """How often an input on the host travels, what replaces it among that."""
+        replaced = {b: a for a, b in self.tied}
+        return Counter(replaced.get(tensor, tensor) for _, tensor in self.moves)
 
     @cached_property
     def linear(self) -> tuple[Linear, ...]:
@@ -80,6 +94,7 @@ class StagePart:
             *("no rows",) * (self.fusing.merged and not self.fusing.rows),
             *("fused attention",) * self.fusing.attention,
             *("hosts",) * self.fusing.for_hosts,
+            *(("on host", *sorted(self.on_host)),) * bool(self.on_host),
         )
         structure = structure_of(self.graph)
         digest = sha256(structure.digest)
@@ -283,9 +298,9 @@ class _Cutter:
             for group in groups
             if (group, a) in self.number and (group, b) in self.number
         )
-        carried, literals = (
+        carried, literals, on_host = (
             frozenset(number for (_, source), number in self.number.items() if source in some)
-            for some in (step.graph.carried, step.literals)
+            for some in (step.graph.carried, step.literals, step.on_host)
         )
         graph = OpGraph(
             tensors=tuple(self.tensors),
@@ -306,6 +321,7 @@ class _Cutter:
             arrivals={t: at for t, at in self.arrivals.items() if t not in defined},
             literals=literals,
             fusing=step.fusing,
+            on_host=on_host,
         )
 
     def _sent(self, defined: Set[int]) -> frozenset[int]:

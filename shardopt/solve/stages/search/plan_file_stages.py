@@ -73,6 +73,7 @@ def _config(stage: PlannedStage, k: int, cluster: Cluster) -> StageConfig:
         group_number(stage, k, cluster),
         stage.recompute or "none",
         method=stage.intra_op or "ilp",
+        offload=stage.offload or "none",
     )
 
 
@@ -89,7 +90,7 @@ def group_number(stage: PlannedStage, k: int, cluster: Cluster) -> int:
 
 
 def allows(stage: PlannedStage, k: int, cluster: Cluster, config: StageConfig) -> bool:
-    """Whether the file leaves the k-th stage a config, whatever it recomputes."""
+    """Whether the file leaves the k-th stage a config, whatever it recomputes and offloads."""
     return (
         (stage.submesh is None or stage.place() == config.submesh)
         and (stage.logical_shape is None or stage.logical_shape == config.logical_shape)
@@ -218,10 +219,12 @@ def _table(
     1, O]`."""
     in_flight = in_flight_counts(problem, count)[::-1][k]
     modes = {config.recompute for config in problem.configs}
+    offloads = {config.offload for config in problem.configs}
     configs = np.array(
         [
             allows(stage, k, cluster, config)
             and (stage.recompute not in modes or config.recompute == stage.recompute)
+            and (stage.offload not in offloads or config.offload == stage.offload)
             for config in problem.configs
         ]
     )

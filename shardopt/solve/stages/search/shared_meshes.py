@@ -119,12 +119,13 @@ def solve_sharing(
 
 
 def _alike(configs: Sequence[StageConfig], num_devices: int) -> Iterator[tuple[int, ...]]:
-    """The configs of each logical mesh of so many devices: what they recompute may differ by
-    stage."""
+    """The configs of each logical mesh of so many devices: what they recompute and offload may
+    differ by stage."""
     groups: dict[StageConfig, list[int]] = {}
     for index, config in enumerate(configs):
         if config.num_devices == num_devices:
-            groups.setdefault(replace(config, recompute="none"), []).append(index)
+            plain = replace(config, recompute="none", offload="none")
+            groups.setdefault(plain, []).append(index)
     yield from map(tuple, groups.values())
 
 

@@ -1,0 +1,193 @@
+"""Stages whose optimizer state lies on their hosts: the same numbers to the last bit, and devices
+that hold what was predicted."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.schedule.live_bytes import gpt, measure
+from shardopt.dialect.program import read_program
+from shardopt.forms.exported_form import read_exported
+from shardopt.frontend.planning.make_plan import make_plan
+from shardopt.frontend.plans.plan import Plan, PlanOptions
+from shardopt.hardware.cluster_file import describe, load_cluster
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.runtime.driver import open_run, prepare
+from shardopt.runtime.program.instructions import Move
+from shardopt.support.documents import json_text
+from shardopt.support.errors import UserError
+from tests.e2e.models import export_step
+
+STEPS = 3
+
+
+def plan_of(model: tuple[bytes, list[np.ndarray]], **options: Any) -> Plan:
+    keywords = {
+        "microbatches": 4,
+        "layers": 4,
+        "stages": 2,
+        "submesh": "1x1",
+        "schedule": "1f1b",
+        "recompute": "none",
+        **options,
+    }
+    cluster = keywords.pop("cluster", "cpu-test:1x2")
+    return make_plan(model[0], PlanOptions(cluster, **keywords))
+
+
+@cache
+def momentum() -> tuple[bytes, list[np.ndarray]]:
+    return gpt(8, 32)
+
+
+def run(plan: Plan, inputs: list[np.ndarray], backend: str = "local") -> list[np.ndarray]:
+    with make_context() as context:
+        program = prepare(load_module(plan.module, context))
+    with open_run(program, backend, quick_compile=True) as opened:
+        opened.load(inputs)
+        for _ in range(STEPS):
+            outputs = list(opened.step())
+        return outputs
+
+
+def test_devices_hold_less_and_compute_the_same() -> None:
+    model = momentum()
+    plain, offloaded = (
+        measure(plan_of(model, offload=mode), model[1], STEPS) for mode in ("none", "optimizer")
+    )
+    for before, after in zip(plain.meshes, offloaded.meshes, strict=True):
+        assert after.measured == after.of_program
+        assert after.measured < 0.85 * before.measured
+        assert after.ratio == pytest.approx(1.0, abs=0.02)
+    for expected, output in zip(plain.outputs, offloaded.outputs, strict=True):
+        np.testing.assert_array_equal(expected, output)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stages": 1, "submesh": "1x2"},
+        {"schedule": "zb-v", "stages": 4, "recompute": "layer"},
+        {"schedule": "pipedream-2bw"},
+    ],
+)
+def test_whatever_the_plan_is_the_numbers_stay(options: dict[str, Any]) -> None:
+    model = momentum()
+    expected, outputs = (
+        run(plan_of(model, offload=mode, **options), model[1]) for mode in ("none", "optimizer")
+    )
+    for one, other in zip(expected, outputs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_processes_keep_it_on_their_hosts_too() -> None:
+    model = momentum()
+    plan = plan_of(model, offload="optimizer")
+    expected, outputs = (run(plan, model[1], backend) for backend in ("local", "process"))
+    for one, other in zip(expected, outputs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@cache
+def mixed() -> tuple[bytes, list[np.ndarray]]:
+    """Adam on float32 weights of which the loop reads copies in bfloat16, clipped by the norm of all
+    gradients: the copies are made in one step and read in the next."""
+
+    def loss_fn(weights: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(jnp.square(x.astype(jnp.float32) - y))
+
+    def step(low: Any, state: Any, x: jax.Array, y: jax.Array) -> Any:
+        masters, first, second, count = state
+        loss, grads = jax.value_and_grad(loss_fn)(low, x, y)
+        grads = [grad.astype(jnp.float32) for grad in grads]
+        norm = jnp.sqrt(sum(jnp.sum(jnp.square(grad)) for grad in grads))
+        grads = [grad / jnp.maximum(norm, 1.0) for grad in grads]
+        count = count + 1
+        first = [0.9 * m + 0.1 * grad for m, grad in zip(first, grads, strict=True)]
+        second = [0.99 * v + 0.01 * grad**2 for v, grad in zip(second, grads, strict=True)]
+        rate = 0.01 * jnp.sqrt(1 - 0.99**count) / (1 - 0.9**count)
+        masters = [
+            w - rate * m / (jnp.sqrt(v) + 1e-6)
+            for w, m, v in zip(masters, first, second, strict=True)
+        ]
+        low = [w.astype(jnp.bfloat16) for w in masters]
+        return (low, (masters, first, second, count)), loss
+
+    keys = jax.random.split(jax.random.key(0), 6)
+    masters = [jax.random.normal(key, (32, 32)) / 6 for key in keys[:4]]
+    zeros = [jnp.zeros_like(w) for w in masters]
+    state = (masters, zeros, zeros, jnp.float32(0))
+    low = [w.astype(jnp.bfloat16) for w in masters]
+    x = jax.random.normal(keys[4], (16, 32)).astype(jnp.bfloat16)
+    return export_step(step, (low, state), (x, jax.random.normal(keys[5], (16, 32))))
+
+
+def test_master_weights_and_moments_rest_on_the_hosts() -> None:
+    """Three of four bytes of the state: of each weight a float32 copy and two moments, but neither
+    what the loop reads nor the number of the step."""
+    model = mixed()
+    plan = plan_of(model, offload="optimizer")
+    with make_context() as context:
+        exported = read_exported(load_module(plan.module, context))
+        program = prepare(load_module(plan.module, context))
+    resting = [each for each in exported.arguments if each.value.spec.memory == "host"]
+    assert [each.value.spec.dtype for each in resting] == ["float32"] * 12
+    assert sum(row.host_bytes for row in plan.summary.stages) == 12 * 4 * 32 * 32
+    moves = [
+        each for part in program.meshes for each in part.instructions if isinstance(each, Move)
+    ]
+    assert len(moves) == 2 * 12
+    expected, outputs = (
+        run(plan_of(model, offload=mode), model[1]) for mode in ("none", "optimizer")
+    )
+    for one, other in zip(expected, outputs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_search_offloads_where_memory_binds(tmp_path: Path) -> None:
+    model = gpt(8, 64)
+    free, tight = (
+        plan_of(model, offload="auto", memory_budget=budget) for budget in ("1960KiB", "1700KiB")
+    )
+    assert [row.offload for row in free.summary.stages] == ["none", "none"]
+    assert [row.offload for row in tight.summary.stages] == ["optimizer", "none"]
+    assert tight.summary.step_seconds > free.summary.step_seconds
+    assert all(row.peak_bytes <= 1700 * 1024 for row in tight.summary.stages)
+    with pytest.raises(UserError, match="fits the memory of a device"):
+        plan_of(model, memory_budget="1700KiB")
+    # What was decided stands in the plan file, and is not decided again.
+    file = tmp_path / "plan.json"
+    file.write_text(json_text(tight.to_json()))
+    again = plan_of(model, plan=str(file), stages=None, submesh=None)
+    assert [row.offload for row in again.summary.stages] == ["optimizer", "none"]
+
+
+def test_nothing_is_offloaded_over_a_link_that_nobody_knows(tmp_path: Path) -> None:
+    described = describe(load_cluster("cpu-test:1x2"))
+    del described["host_link"]
+    file = tmp_path / "cluster.json"
+    file.write_text(json_text(described))
+    with pytest.raises(UserError, match="option offload: expected field 'host_link' of a host"):
+        plan_of(momentum(), cluster=str(file), offload="optimizer")
+
+
+def test_the_loop_says_what_is_offloaded() -> None:
+    with make_context() as context:
+        for mode, expected in (("none", None), ("optimizer", '["optimizer", "optimizer"]')):
+            plan = plan_of(momentum(), offload=mode)
+            loop = read_program(load_module(plan.module, context)).loop
+            attributes = loop.attributes
+            found = (
+                str(attributes["shardopt.offload"]) if "shardopt.offload" in attributes else None
+            )
+            assert found == expected
