@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardopt.runtime.backends.ray_placement import RayPlacement
+from shardopt.runtime.backends.ray_placement import RayPlacement, living_nodes
 from shardopt.runtime.backends.remote import RemoteBackend
 from shardopt.runtime.backends.remote_worker import RemoteWorker
 from shardopt.runtime.devices.clients import free_address
@@ -203,6 +203,19 @@ def connected_gpus() -> tuple[int | None, str]:
     if ray is None or not ray.is_initialized():
         return None, "this machine"
     return int(ray.cluster_resources().get("GPU", 0)), "the Ray cluster"
+
+
+def count_hosts(address: str | None, devices: int, *, gpus: bool) -> int:
+    """How many nodes of the Ray cluster can be a host of so many devices: with `gpus`, and where it
+    has any, those with as many of them. Stays connected, so that no new cluster is started
+    elsewhere. Raises UserError."""
+    ray = import_ray()
+    if not ray.is_initialized():
+        connect(ray, address or os.environ.get("RAY_ADDRESS") or NEW_CLUSTER)
+    of_nodes = [int(node["Resources"].get("GPU", 0)) for node in living_nodes(ray)]
+    if gpus and any(of_nodes):
+        return sum(number >= devices for number in of_nodes)
+    return len(of_nodes)
 
 
 def _memory_settings(environment: Mapping[str, str]) -> dict[str, Any]:

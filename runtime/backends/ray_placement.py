@@ -40,7 +40,7 @@ class RayPlacement:
             for resource, amount in self._resources(worker).items():
                 bundle = bundles[self._bundle[home]]
                 bundle[resource] = bundle.get(resource, 0) + amount
-        nodes = _living_nodes(ray, patience)
+        nodes = len(living_nodes(ray, patience))
         strategy = "STRICT_SPREAD" if len(bundles) <= nodes else "PACK"
         self._group = placement_group(bundles, strategy=strategy)
         if not self._group.wait(patience):
@@ -73,14 +73,14 @@ class RayPlacement:
         return {"CPU": _CPU_SHARE, "GPU": len(worker.shards)} if self._gpus else {"CPU": _CPU_SHARE}
 
 
-def _living_nodes(ray: Any, patience: float) -> int:
-    """How many nodes there are, when Ray knows of those that are gone. It takes some seconds to
+def living_nodes(ray: Any, patience: float = _PATIENCE_SECONDS) -> list[dict[str, Any]]:
+    """The nodes that there are, when Ray knows of those that are gone. It takes some seconds to
     notice, and until then would place actors there, which never start."""
     limit = time.monotonic() + patience
     while True:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         if all(map(_answers, nodes)) or time.monotonic() > limit:
-            return len(nodes)
+            return nodes
         time.sleep(_LOOK_SECONDS)
 
 

@@ -45,6 +45,12 @@ def add_checkpoints(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="start again so often when a mesh fails (default 0)",
     )
+    parser.add_argument(
+        "--replan",
+        action="store_true",
+        help="with --restarts on Ray: plan for the hosts that are left where some are gone, and "
+        "for those that are there again",
+    )
 
 
 def checkpoint_options(args: argparse.Namespace) -> CheckpointOptions | None:

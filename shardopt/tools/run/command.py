@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from shardopt.frontend.plans.plan import Plan
+    from shardopt.runtime.program.instructions import Program
     from shardopt.runtime.run import Outputs, Run
+    from shardopt.tools.run.replan import Replanning
 
 _WATCHDOG_SECONDS = 60.0
 # A single step has no time left to tell, and no seconds a step before it ends.
@@ -232,6 +234,7 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Sequence[Me
     inputs = random_inputs(program, args.seed)
     if args.inputs is not None:
         read_inputs(args.inputs, inputs)
+    replanning = _replanning(args, plan, program)
     feed: Feed = (lambda step: {}) if args.data is None else open_data(args.data, program, inputs)
     options: dict[str, Any] = {
         "platform": args.platform,
@@ -251,6 +254,13 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Sequence[Me
     tokens = tokens_per_step(program, args.tokens)
     pace = Pace(predicted_seconds(plan, program) if plan is not None and metrics else {})
     latest: list[np.ndarray] = []
+
+    def start(attempt: int) -> Run:
+        nonlocal plan, program, pace
+        if attempt and replanning is not None and replanning.look():
+            plan, program = replanning.plan, replanning.program
+            pace = Pace(predicted_seconds(plan, program) if metrics else {})
+        return open_run(program, args.backend, **options)
 
     def finish(run: Run) -> None:
         show_views(args, plan, run)
@@ -278,7 +288,7 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Sequence[Me
                 latest[:] = outputs
 
         return run_steps(
-            lambda attempt: open_run(program, args.backend, **options),
+            start,
             lambda run: run.load(inputs),
             args.steps,
             feed=feed,
@@ -297,6 +307,21 @@ def _run_plan(args: argparse.Namespace, stopping: Stopping, metrics: Sequence[Me
                 tell_left_out,
             ),
         )
+
+
+def _replanning(args: argparse.Namespace, plan: Plan | None, program: Program) -> Replanning | None:
+    """Raises UserError for options that --replan does not go with."""
+    if not args.replan:
+        return None
+    if args.backend != "ray" or not args.restarts or plan is None:
+        raise UserError("--replan goes with a plan, --backend ray and --restarts")
+    from shardopt.runtime.backends.ray_actors import count_hosts
+    from shardopt.tools.run.replan import Replanning
+
+    def count(devices: int) -> int:
+        return count_hosts(args.ray_address, devices, gpus=args.platform != "cpu")
+
+    return Replanning(plan, program, count)
 
 
 def _reference(args: argparse.Namespace, plan: Plan | None) -> Function:

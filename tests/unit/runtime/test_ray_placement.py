@@ -40,10 +40,10 @@ def test_a_node_that_is_gone_is_waited_for_until_ray_knows(
         gone["Alive"] = len(looks) < 3
         return [left, gone]
 
-    assert ray_placement._living_nodes(SimpleNamespace(nodes=nodes), patience=60) == 1
+    assert ray_placement.living_nodes(SimpleNamespace(nodes=nodes), patience=60) == [left]
     assert len(looks) == 3
 
 
 def test_a_node_that_nobody_can_reach_is_not_waited_for_for_ever(node: Any) -> None:
     ray = SimpleNamespace(nodes=lambda: [node(True), node(False)])
-    assert ray_placement._living_nodes(ray, patience=0) == 2
+    assert len(ray_placement.living_nodes(ray, patience=0)) == 2

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 
+import shardopt
 from shardopt.runtime.errors import (
     Cancelled,
     FailureKind,
@@ -86,3 +87,17 @@ def test_broken_connections_are_consequences() -> None:
     assert {
         kind_of(error) for error in (BrokenPipeError(), EOFError(), ConnectionResetError())
     } == {FailureKind.CUT}
+
+
+def test_a_module_that_calls_python_by_number_is_refused() -> None:
+    """Native code would follow the number of a function of another process, and end this one."""
+    target, number = "xla_ffi_python_cpu_callback", "index = 5 : ui64"
+    text = f"""
+    func.func public @main(%b: tensor<8xf32>) -> tensor<8xf32> {{
+      %0 = stablehlo.custom_call @{target}(%b) {{api_version = 4 : i32, backend_config = {{{number}}}}}
+          : (tensor<8xf32>) -> tensor<8xf32>
+      return %0 : tensor<8xf32>
+    }}"""
+    plan = shardopt.optimize(text.encode(), "cpu-test:1x1", microbatches=1)
+    with pytest.raises(UserError, match=f"'@{target}' calls a Python function of the process"):
+        plan.program()
