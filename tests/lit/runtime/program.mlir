@@ -33,7 +33,7 @@
 // ONE-NOT: mesh m1
 
 // JSON:      "format": "shardopt.program",
-// JSON-NEXT: "version": 2,
+// JSON-NEXT: "version": 3,
 // JSON:      "name": "stage0_fwd",
 // JSON-NEXT: "bytecode": "sha256:
 // JSON:      "op": "SEND",
