@@ -27,7 +27,7 @@ _FLASH2_ON_HOPPER = (
 )
 # On an H100 of 500 W: what attention reaches there was not found. Its products take the same cores
 # under the same limit, which costs products in bf16 this share (h100-96gb.yaml, h100-sxm.yaml).
-_OF_500_WATTS = 0.59 / 0.83
+_OF_500_WATTS = 0.59 / 0.75
 
 
 def _slower(rates: tuple[AttentionRate, ...], share: float) -> tuple[AttentionRate, ...]:
