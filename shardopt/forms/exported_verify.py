@@ -159,8 +159,9 @@ class _Verifier:
         if faults:
             return
         type_ = function_type(main)
+        inputs, results = tuple(type_.inputs), tuple(type_.results)  # each time a list of all
         for number, alias in read_donation(main).items():
-            source, target = type_.inputs[number], type_.results[alias]
+            source, target = inputs[number], results[alias]
             if mesh_value(source) != mesh_value(target):
                 self.report(
                     main,

@@ -10,19 +10,24 @@
      whole step lies on one mesh.
    * Inputs cost nothing.
 
+   A part of its operations is a bound, too, with the roofline of the others. That of the forward
+   alone is a small problem, and the same whatever the stage recomputes and wherever it ends. Of
+   most meshes that reach over several hosts it says enough.
+
 A stage costs at least the sum of its layers' bounds: a sharding of the stage contains a solution of
 each relaxed layer, and what joins layers only adds to the cost. Equal blocks within a layer are
 tied, as they are in the cost of a stage."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
 import numpy as np
 
-from shardopt.graph.op_graph import SHARED, FactorRule
+from shardopt.graph.op_graph import SHARED, FactorRule, Op, OpGraph
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.intra_op.lifetimes import Lifetimes
@@ -39,10 +44,11 @@ GAP = 0.005
 
 @dataclass(frozen=True, eq=False)
 class RelaxedLayer:
-    """One layer as part of any stage."""
+    """One layer as part of any stage, or some of its operations."""
 
     part: StagePart
     view: PartView
+    is_whole: bool = True
 
     @cached_property
     def key(self) -> str:
@@ -61,6 +67,73 @@ class RelaxedLayer:
         """What the layer adds at least to the seconds of a step on any stage with this mesh; inf if
         nothing can run it there."""
         return ClassProblem(self.classes, tables).solve(GAP, only_bound=True).bound
+
+    def forward_ops(self) -> frozenset[int]:
+        """The operations of the step that the layer runs forward."""
+        part = self.part
+        return frozenset(
+            source
+            for op, source in zip(part.graph.ops, part.source_ops, strict=True)
+            if part.kinds[op.group] == "forward"
+        )
+
+    def alone(self, ops: Set[int]) -> RelaxedLayer | None:
+        """Some operations of the step, with only each other; None where that is no layer by itself.
+
+        How often their values go to memory depends on what is fused with the others; here they
+        never do. So equal operations are equal whatever stands around them."""
+        part, view = self.part, self.view
+        chosen = [node for node, op in enumerate(part.source_ops) if op in ops]
+        if part.graph.loops or not chosen:
+            return None
+        rows = [part.graph.ops[node] for node in chosen]
+        number: dict[int, int] = {}
+        for op in rows:
+            for tensor in (*op.operands, *op.results):
+                number.setdefault(tensor, len(number))
+        made = {result for op in rows for result in op.results}
+        inputs = tuple(number[tensor] for tensor in number if tensor not in made)
+        graph = OpGraph(
+            tensors=tuple(part.graph.tensors[tensor] for tensor in number),
+            ops=tuple(_renumbered(op, number) for op in rows),
+            inputs=inputs,
+            outputs=(),
+            carried=frozenset(number[t] for t in part.graph.carried if t in number),
+        )
+        tied = tuple((number[a], number[b]) for a, b in part.tied if a in number and b in number)
+        of_others = {number[t] for t in number if t not in made and t not in part.graph.inputs}
+        unpaid = {index for index, node in enumerate(chosen) if node in view.unpaid}
+        return RelaxedLayer(
+            StagePart(
+                graph=graph,
+                kinds=("forward",),
+                source_ops=tuple(part.source_ops[node] for node in chosen),
+                source_tensors=tuple(part.source_tensors[tensor] for tensor in number),
+                tied=tied,
+                sent=frozenset(),
+                loop=(0, len(rows)),
+                arrivals={},
+                literals=frozenset(),
+            ),
+            PartView(
+                tuple(view.linear[node] for node in chosen),
+                tuple(
+                    replace(view.accesses[node], counts=(0,) * len(view.accesses[node].counts))
+                    for node in chosen
+                ),
+                frozenset(number[t] for t in view.free if t in number) | of_others,
+                frozenset(unpaid | set(range(len(rows), len(rows) + len(inputs)))),
+                divided=True,
+            ),
+            is_whole=False,
+        )
+
+
+def _renumbered(op: Op, number: Mapping[int, int]) -> Op:
+    operands, results = (
+        tuple(number[tensor] for tensor in each) for each in (op.operands, op.results)
+    )
+    return replace(op, operands=operands, results=results, group=0, waits=())
 
 
 def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
@@ -90,9 +163,10 @@ def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
 
 
 class Rooflines:
-    """Seconds of the layers of a step if nothing were ever communicated."""
+    """Seconds of the layers of a step if nothing were ever communicated: of all their operations,
+    and of those that are not among `forward`."""
 
-    def __init__(self, step: StepGraph, cluster: Cluster) -> None:
+    def __init__(self, step: StepGraph, cluster: Cluster, forward: Set[int] = frozenset()) -> None:
         graph, number = step.graph, dict[tuple[object, ...], int]()
         self._kinds: list[LeastCompute] = []
         rules: dict[FactorRule | None, int] = {}
@@ -101,7 +175,7 @@ class Rooflines:
             for rule in {id(op.rule): op.rule for op in graph.ops}.values()
         }
         rows = []
-        for op, layer in zip(graph.ops, step.op_layer, strict=True):
+        for index, (op, layer) in enumerate(zip(graph.ops, step.op_layer, strict=True)):
             # Whether and how often shared operations are copied depends on the stages.
             if layer == SHARED:
                 continue
@@ -120,14 +194,15 @@ class Rooflines:
             kind = number.setdefault(key, len(number))
             if kind == len(self._kinds):
                 self._kinds.append(LeastCompute(op, operands, results, cluster))
-            rows.append((kind, layer, op.repeat))
-        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+            rows.append((kind, layer, op.repeat, op.repeat * (index not in forward)))
+        table = np.array(rows, dtype=np.int64).reshape(-1, 4)
         # How often operations of a kind run in each layer.
-        self._executions = np.zeros((len(number), step.num_layers))
-        np.add.at(self._executions, (table[:, 0], table[:, 1]), table[:, 2])
+        self._executions = np.zeros((2, len(number), step.num_layers))
+        for executions, repeats in zip(self._executions, table[:, 2:].T, strict=True):
+            np.add.at(executions, (table[:, 0], table[:, 1]), repeats)
 
     def seconds(self, mesh: Mesh) -> np.ndarray:
-        """`[layers]`, of all microbatches of a step."""
+        """`[2, layers]`, of all microbatches of a step."""
         each = [kind.seconds(mesh) for kind in self._kinds]
         return np.array(each) @ self._executions
 

@@ -1,9 +1,9 @@
 """The arrays of the stage DP while costs are being found: lower bounds that become exact one after
 the other.
 
-An entry rises through levels: a roofline; the sum of its layers' bounds; the seconds of its
-sharding; and the bytes of that plan. Seconds and bytes of an entry never fall, so what the stage DP
-finds with them is a bound of what it will find with exact ones."""
+An entry rises through levels: a roofline; the sum of its layers' bounds, of their forward first;
+the seconds of its sharding; and the bytes of that plan. Seconds and bytes of an entry never fall,
+so what the stage DP finds with them is a bound of what it will find with exact ones."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from shardopt.solve.stages.stage_problem import InFlight, StageProblem
 from shardopt.solve.stages.step_graph import StepGraph
 
 ROOFLINE, LAYERS, SECONDS, MEMORY = range(4)  # what is known of an entry
+_ROOFLINE, _FORWARD, _WHOLE = range(3)  # and of a layer
 
 Candidate = tuple[int, int, int]  # first layer, layer after the last, config
 
@@ -44,15 +45,16 @@ class CostArrays:
     refusals: dict[str, None] = field(default_factory=dict)
     _parts: dict[tuple[int, int, str, str], StagePart] = field(default_factory=dict)
     _part_of_key: dict[str, StagePart] = field(default_factory=dict)
-    _relaxed: dict[tuple[int, bool, str], RelaxedLayer] = field(default_factory=dict)
+    _layers: dict[tuple[int, bool, str], RelaxedLayer] = field(default_factory=dict)
+    _forwards: dict[tuple[int, bool, str], RelaxedLayer | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problem = self.problem
         self.candidates = problem.candidates() & ~self._twice()
         self.level = np.full(self.candidates.shape, ROOFLINE, dtype=np.int8)
         self.forward_seconds = np.zeros(self.candidates.shape)
-        self.layer_seconds = np.array(self._roofs()) / problem.num_microbatches
-        self.layer_is_solved = np.zeros(self.layer_seconds.shape, dtype=bool)
+        self.layer_seconds, self.rest_seconds = self._roofs() / problem.num_microbatches
+        self.layer_level = np.full(self.layer_seconds.shape, _ROOFLINE, dtype=np.int8)
         self.seconds = np.full(self.candidates.shape, np.inf)
         for c in range(len(problem.configs)):
             for ends, last in ((slice(None, -1), False), (slice(-1, None), True)):
@@ -216,17 +218,18 @@ class CostArrays:
         modes = dict.fromkeys(config.offload for config in self.problem.configs)
         return {mode: moved_bytes(self._offloaded(mode)) for mode in modes}
 
-    def _roofs(self) -> list[np.ndarray]:
-        """Seconds of every layer with nothing communicated, of a step, for each of `_rows`."""
-        of_mode = {
-            mode: Rooflines(self._step(mode), self.problem.cluster)
-            for mode in dict.fromkeys(mode for _, mode, _ in self._rows)
-        }
+    def _roofs(self) -> np.ndarray:
+        """Seconds of every layer with nothing communicated, of a step, for each of `_rows`, and
+        without what it runs forward: `[2, rows, L]`."""
+        layers, of_mode = range(self.problem.num_layers), dict[str, Rooflines]()
+        for mode in dict.fromkeys(mode for _, mode, _ in self._rows):
+            forward = frozenset().union(*(self._forward_ops(layer, mode) for layer in layers))
+            of_mode[mode] = Rooflines(self._step(mode), self.problem.cluster, forward)
         known: dict[tuple[str, Mesh], np.ndarray] = {}
         for _, mode, mesh in self._rows:
             if (mode, mesh) not in known:
                 known[mode, mesh] = of_mode[mode].seconds(mesh)
-        return [known[mode, mesh] for _, mode, mesh in self._rows]
+        return np.stack([known[mode, mesh] for _, mode, mesh in self._rows], axis=1)
 
     def _kept_bytes(self, recompute: str) -> np.ndarray:
         """Bytes that the forward of every interval keeps for its backward, at least, `[L + 1, L +
@@ -287,31 +290,38 @@ class CostArrays:
         return {"none": self.problem.step}
 
     def _bound_layers(self, candidate: Candidate) -> None:
-        """Solve one layer of a candidate: of those that are alike, the most numerous, which often
-        settles it."""
+        """Solve one layer of a candidate, or its forward if there is one that is not known: of
+        those that are alike, the most numerous, which often settles it."""
         start, end, c = candidate
         last, mesh = end == self.problem.num_layers, self.meshes[c]
         first, rest, count = self._modes[last][c]
         modes = {layer: first if layer < start + count else rest for layer in range(start, end)}
-        unsolved = [
-            (layer, mode)
-            for layer, mode in modes.items()
-            if not self.layer_is_solved[self._rows[last, mode, mesh], layer]
-        ]
-        keys = {each: self._relaxed_layer(each[0], last, each[1]).key for each in unsolved}
+        levels = {each: self._level(mesh, each[0], last, each[1]) for each in modes.items()}
+        level = min(levels.values())
+        open_ = [each for each, known in levels.items() if known == level]
+        keys = {(layer, mode): self._relaxed(layer, last, mode, level).key for layer, mode in open_}
         # One solve serves all layers alike, in all stages: the most numerous raises the most
         # bounds.
         most = Counter(keys.values())
-        chosen, mode = max(unsolved, key=lambda each: (most[keys[each]], -each[0]))
-        bound = (
-            self.cost_cache.bound(self._relaxed_layer(chosen, last, mode), mesh)
-            / self.problem.num_microbatches
-        )
-        row = self._rows[last, mode, mesh]
+        chosen, mode = max(open_, key=lambda each: (most[keys[each]], -each[0]))
+        bound = self.cost_cache.bound(self._relaxed(chosen, last, mode, level), mesh)
+        self._raise_bounds(mesh, last, mode, level, keys[chosen, mode], bound)
+
+    def _raise_bounds(
+        self, mesh: Mesh, last: bool, mode: str, level: int, key: str, bound: float
+    ) -> None:
+        """Layers that look so have that bound, of a step, beside the roofline of what it leaves
+        out."""
+        row, share = self._rows[last, mode, mesh], self.cost_cache.least_share(mesh)
+        seconds = bound / self.problem.num_microbatches
         for layer in range(self.problem.num_layers):
-            if self._relaxed_layer(layer, last, mode).key == keys[chosen, mode]:
-                self.layer_seconds[row, layer] = max(self.layer_seconds[row, layer], bound)
-                self.layer_is_solved[row, layer] = True
+            if self._level(mesh, layer, last, mode) == level and (
+                self._relaxed(layer, last, mode, level).key == key
+            ):
+                rest = share * self.rest_seconds[row, layer] * (level == _ROOFLINE)
+                known = self.layer_seconds[row, layer]
+                self.layer_seconds[row, layer] = max(known, seconds + rest)
+                self.layer_level[row, layer] = level + 1
         # The bound does not depend on how a config shards: all that recompute as much on this mesh
         # share it.
         for other in range(len(self.problem.configs)):
@@ -322,7 +332,7 @@ class CostArrays:
         """Every interval on a config costs its layers at least."""
         ends = slice(-1, None) if last else slice(None, -1)
         sums = self._least_seconds(c, last)[:, ends]
-        known = self._joined(~self.layer_is_solved, c, last)[:, ends] == 0
+        known = self._joined(self.layer_level < _WHOLE, c, last)[:, ends] == 0
         open_ = self.candidates[:, ends, c] & (self.level[:, ends, c] < SECONDS)
         seconds, level = self.seconds[:, ends, c], self.level[:, ends, c]
         self.seconds[:, ends, c] = np.where(open_, np.maximum(seconds, sums), seconds)
@@ -425,9 +435,34 @@ class CostArrays:
         return self._parts[start, end, recompute, offload]
 
     def _relaxed_layer(self, layer: int, last: bool, mode: str) -> RelaxedLayer:
-        if (layer, last, mode) not in self._relaxed:
-            self._relaxed[layer, last, mode] = relaxed_layer(self._step(mode), layer, last)
-        return self._relaxed[layer, last, mode]
+        if (layer, last, mode) not in self._layers:
+            self._layers[layer, last, mode] = relaxed_layer(self._step(mode), layer, last)
+        return self._layers[layer, last, mode]
+
+    def _forward(self, layer: int, last: bool, mode: str) -> RelaxedLayer | None:
+        """What a layer runs forward, where that can be looked at alone. In the last layer it is one
+        fragment with the backward."""
+        if (layer, last, mode) not in self._forwards:
+            ops = self._forward_ops(layer, mode)
+            self._forwards[layer, last, mode] = self._relaxed_layer(layer, last, mode).alone(ops)
+        return self._forwards[layer, last, mode]
+
+    def _forward_ops(self, layer: int, mode: str) -> frozenset[int]:
+        """Operations of the step that a layer runs forward."""
+        ends = layer == self.problem.num_layers - 1
+        return self._relaxed_layer(layer, ends, mode).forward_ops()
+
+    def _level(self, mesh: Mesh, layer: int, last: bool, mode: str) -> int:
+        """What is known of a layer: its roofline, the bound of its forward, or that of all of
+        it."""
+        level = int(self.layer_level[self._rows[last, mode, mesh], layer])
+        none = level == _ROOFLINE and self._forward(layer, last, mode) is None
+        return _FORWARD if none else level
+
+    def _relaxed(self, layer: int, last: bool, mode: str, level: int) -> RelaxedLayer:
+        """By what a layer of that level is to be bounded next."""
+        forward = self._forward(layer, last, mode) if level == _ROOFLINE else None
+        return forward or self._relaxed_layer(layer, last, mode)
 
 
 def _least_recomputed(recompute: str, last: bool) -> str:

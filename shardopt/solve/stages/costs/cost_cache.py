@@ -33,10 +33,11 @@ _KIND = "costs"
 
 @dataclass
 class CostCounts:
-    """Problems that were solved, plans whose memory was counted, and what the store knew
-    already."""
+    """Problems of layers and stages that were solved, small ones of parts of layers, plans whose
+    memory was counted, and what the store knew already."""
 
     solves: int = 0
+    parts: int = 0
     accounts: int = 0
     from_store: int = 0
 
@@ -57,12 +58,18 @@ class CostCache:
         """What the layer adds at least to the seconds of a step on a stage with this mesh."""
 
         def compute() -> float:
-            self.counts.solves += 1
-            seconds = layer.seconds(self._tables_of(mesh))
-            # The bound is one of computing and communication, one behind the other.
-            return seconds * (LEAST_SHARE if self.cluster.group_of(mesh).overlap else 1.0)
+            if layer.is_whole:
+                self.counts.solves += 1
+            else:
+                self.counts.parts += 1
+            return layer.seconds(self._tables_of(mesh)) * self.least_share(mesh)
 
         return self._remember("bound", layer.key, mesh, compute, _number)
+
+    def least_share(self, mesh: Mesh) -> float:
+        """What a program takes at least of its computing and communication one behind the
+        other."""
+        return LEAST_SHARE if self.cluster.group_of(mesh).overlap else 1.0
 
     @timed("stage costs: shardings")
     def sharding(self, part: StagePart, mesh: Mesh, sharder: Sharder) -> PartSharding:

@@ -244,7 +244,7 @@ def test_bounds_never_exceed_costs(depth: int, overlap: str) -> None:
     roofs, costs = Rooflines(step, where), CostCache(where)
     for config in stage_configs(where):
         mesh = candidate_mesh(config, range(config.num_devices))
-        tables, roof = StrategyTables(mesh, where), roofs.seconds(mesh)
+        tables, roof = StrategyTables(mesh, where), roofs.seconds(mesh)[0]
         for start in range(depth):
             for end in range(start + 1, depth + 1):
                 part = cut_part(step, start, end)
@@ -369,7 +369,8 @@ with using(Store(Path(sys.argv[1]), remarks.append)):
     found = costs.problem(one_f_one_b_in_flight)
 arrays = (found.seconds, found.forward_seconds, found.fixed_bytes, found.activation_bytes)
 print(sha256(b"".join(array.tobytes() for array in arrays)).hexdigest())
-print(costs.counts.solves + costs.counts.accounts, costs.counts.from_store, len(remarks))
+counts = costs.counts
+print(counts.solves + counts.parts + counts.accounts, counts.from_store, len(remarks))
 """
 
 
