@@ -30,7 +30,7 @@ _U64 = np.uint64
 # Nodes of a tied problem. A block of a transformer with its backward pass and optimizer has about
 # 300, so the interior layers count once, and what stands around the embedding and the head keeps
 # choices of its own.
-_MAX_TIED_NODES = 700
+_MAX_TIED_NODES = 1000
 
 # Tying that leaves more than this share of the nodes saves too little to be worth a detour.
 _MAX_SHARE_LEFT = 0.5

@@ -56,12 +56,14 @@ class _Sides:
 class ClassProblem:
     """`tables` has room for the tables of the shared edges. `forbidden` seconds stand for what may
     not be: a little more than the cost of any assignment, so that bounds hold and sums are exact
-    enough."""
+    enough. Edge e of the problem has the half edges `halves[e]` at its rows and at its columns, -1
+    where it leads from a node to itself: int64 `[edges, 2]`."""
 
     flat: Classes
     groups: Groups
     tables: np.ndarray
     forbidden: float
+    halves: np.ndarray
 
     def scratch(self) -> Scratch:
         classes = int(self.flat.classes.max(initial=0))
@@ -84,10 +86,12 @@ def class_problem(sharing: Sharing, forbidden: float) -> ClassProblem:
     own = len(tables) + _starts(sizes)
     places = np.array([side.table for side in sides], dtype=np.int64)
     first = np.where(places < 0, own[:-1], places)
-    flat, out = _flat(costs, sides, maps.array, first, forbidden)
+    flat, ends = _flat(costs, sides, maps.array, first, forbidden)
     tables = np.concatenate([tables, np.zeros(int(sizes.sum()))])
     tables[tables == np.inf] = forbidden
-    return ClassProblem(flat, _groups(sharing, number_of, out), tables, forbidden)
+    halves = np.full((len(sharing.problem.edges), 2), -1, dtype=np.int64)
+    halves[list(number_of)] = ends[list(number_of.values())]
+    return ClassProblem(flat, _groups(sharing, number_of, ends[:, 0]), tables, forbidden, halves)
 
 
 def _read(
@@ -129,7 +133,7 @@ def _flat(
     table: np.ndarray,
     forbidden: float,
 ) -> tuple[Classes, np.ndarray]:
-    """The arrays, and the half edge at the rows of each edge."""
+    """The arrays, and the half edges at the rows and at the columns of each edge."""
     count = len(sides)
     ends, map_of, classes = (
         np.array([(getattr(side, a), getattr(side, b)) for side in sides], dtype=np.int64)
@@ -158,7 +162,7 @@ def _flat(
         order >= count,
         table,
     )
-    return flat, position[:count]
+    return flat, position.reshape(2, count).T
 
 
 def _groups(sharing: Sharing, number_of: dict[int, int], out: np.ndarray) -> Groups:

@@ -4,10 +4,10 @@ Rounds of solves (`price_splitting`) would take minutes. Instead messages and sh
 (`share_ascent`), in rounds that take a hundredth of a solve, and the search ends as soon as bound
 and assignment are close enough:
 
-1. Where layers repeat, the problem with equal layers tied gives the first assignment, and a few
-   rounds of the whole a bound: enough where little is shared.
-2. Rounds of the tied problem. Assignments are sought for its shares; the shares are spread, and
-   rounds of the whole begin from there.
+1. Where layers repeat, the problem with equal layers tied gives the first assignment, a bound of
+   its own, and shares near which better assignments are sought.
+2. Messages and shares of the tied problem are spread over the whole, and a few sweeps give a bound
+   of that: enough in most cases. Rounds of the whole follow where it is not.
 3. The problem in which each reader pays for itself is solved with every node free, and assignments
    are sought for the shares and near the best. Beside that rounds go on, on a core of their own."""
 
@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from math import inf
 from time import monotonic
-
-import numpy as np
 
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Problem, Solution, Statistic, evaluate
@@ -28,12 +27,17 @@ from shardopt.solve.assignment.search.symmetry import TiedProblem, tie_repeated
 from shardopt.solve.assignment.sharing.price_rounds import PriceRounds, Solve
 from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
 from shardopt.solve.assignment.sharing.shared_edges import Sharing, TiedSharing
+from shardopt.solve.assignment.table_store import TableStore
 
-# Work of each solve, as a share of the whole budget.
-_SHARE, _TIED_SHARE, _FIRST_SHARE = 1 / 32, 1 / 128, 0.05
-# Rounds of messages and shares: at first, with layers tied, and of the whole, twice. No more than
-# this share of the budget.
-_GLANCE, _TIED_ROUNDS, _WHOLE_ROUNDS, _ROUNDS_SHARE = 8, 400, 80, 1 / 8
+# Work of each solve, as a share of the whole budget. Where layers are tied more costs less: bounds
+# come close enough before other starts are tried.
+_SHARE, _TIED_SHARE, _FIRST_SHARE = 1 / 32, 1 / 8, 0.05
+# Rounds of messages and shares: with layers tied, and of the whole, twice. No more than this share
+# of the budget.
+_TIED_ROUNDS, _WHOLE_ROUNDS, _ROUNDS_SHARE = 400, 80, 1 / 8
+# How close bounds should come, in parts of the gap: rounds of the tied problem cost little, and the
+# better its shares, the better the assignments near them.
+_TIED_CLOSE, _CLOSE = 1 / 8, 1 / 2
 
 
 def solve_large_shared(
@@ -66,13 +70,14 @@ class _Search:
         self.statistics: dict[str, Statistic] = {"share_rounds": 0, "tied_share_rounds": 0}
         self.shares = sharing.equal_shares()
         self.whole: ShareAscent | None = None
+        self.store = TableStore()
 
     def first(self, tied: TiedProblem) -> Solution | None:
         """The solution of the tied problem in which each reader pays for itself."""
         rounds = self.rounds
         limits = rounds.limits.since(rounds.begin)
         work = int(_FIRST_SHARE * limits.budget)
-        solution = _improved(tied.problem, None, replace(limits, work=work))
+        solution = _improved(tied.problem, None, replace(limits, work=work), self.store)
         if not solution.choice:
             return None
         choice = tied.spread(solution.choice)
@@ -83,17 +88,14 @@ class _Search:
         return replace(solution, objective=objective, statistics=dict(solution.statistics) | sizes)
 
     def tied(self, small: TiedSharing) -> bool:
-        """Bounds of the whole at first and from the shares of the tied problem; whether these
-        suffice."""
+        """Assignments and a bound of the whole from the tied problem; whether these suffice."""
         rounds = self.rounds
-        self.whole = ShareAscent(self.sharing, self.shares, rounds.objective)
-        self._climb(self.whole, _GLANCE)
-        if rounds.is_over:
-            return True
-        self.shares = small.spread_shares(self._tied_shares(small), self.sharing)
-        self.whole.restart(self.shares, rounds.objective)
+        few = self._few(small)
+        self.whole = ShareAscent.spread(few, small, rounds.objective)
+        self._climb(self.whole, 0, _CLOSE)
         if not rounds.is_over:
-            self._climb(self.whole, _WHOLE_ROUNDS)
+            self._climb(self.whole, _WHOLE_ROUNDS, 1.0)
+        self.shares = self.whole.shares
         return rounds.is_over
 
     def free(self, first: Solution) -> None:
@@ -105,7 +107,7 @@ class _Search:
         whole.target = rounds.objective
         with ThreadPoolExecutor(1) as other_core:
             # What is sought must not depend on how far the bound has come meanwhile.
-            climbing = other_core.submit(self._advance, whole, _WHOLE_ROUNDS)
+            climbing = other_core.submit(self._advance, whole, _WHOLE_ROUNDS, _CLOSE)
             self._seek()
             self._keep(whole, climbing.result())
 
@@ -123,31 +125,31 @@ class _Search:
             rounds.seek(solution.choice)
         rounds.seek(best)
 
-    def _tied_shares(self, small: TiedSharing) -> list[np.ndarray]:
-        """The best shares of the tied problem; its best assignment is offered."""
+    def _few(self, small: TiedSharing) -> ShareAscent:
+        """Messages and shares of the tied problem; the best assignment near them is offered."""
         rounds, sharing = self.rounds, small.sharing
         ascent = ShareAscent(sharing, sharing.equal_shares(), rounds.objective)
-        rounds.struck |= self._advance(ascent, _TIED_ROUNDS)
+        rounds.struck |= self._advance(ascent, _TIED_ROUNDS, _TIED_CLOSE)
         self.statistics["tied_share_rounds"] = ascent.rounds
-        lower = PriceRounds(sharing, _improved, rounds.limits, rounds.begin, _TIED_SHARE)
-        shares = ascent.shares
-        solution = lower.solved(sharing.priced(lower.affordable(shares)), None)
-        for choice in (ascent.decide(), solution.choice):
-            if choice:
-                lower.offer_choice(choice)
-                lower.seek(choice)
+        run = partial(_improved, store=self.store)
+        lower = PriceRounds(sharing, run, rounds.limits, rounds.begin, _TIED_SHARE)
+        solution = lower.solved(sharing.priced(lower.affordable(ascent.shares)), None)
+        lower.offer_choice(ascent.decide())
+        if solution.choice:
+            lower.offer_choice(solution.choice)
+            lower.seek(solution.choice)
         if lower.objective < inf:
             rounds.offer_choice(small.spread(lower.choice))
-        return shares
+        return ascent
 
-    def _climb(self, ascent: ShareAscent, most_rounds: int) -> None:
-        self._keep(ascent, self._advance(ascent, most_rounds))
+    def _climb(self, ascent: ShareAscent, most_rounds: int, close: float) -> None:
+        self._keep(ascent, self._advance(ascent, most_rounds, close))
 
-    def _advance(self, ascent: ShareAscent, most_rounds: int) -> bool:
+    def _advance(self, ascent: ShareAscent, most_rounds: int, close: float) -> bool:
         """Whether a clock ended the rounds."""
         rounds = self.rounds
         most = min(most_rounds, int(_ROUNDS_SHARE * rounds.limits.budget) // ascent.round_work)
-        return ascent.run(most, rounds.tolerance / 2, rounds.deadline)
+        return ascent.run(most, close * rounds.tolerance, rounds.deadline)
 
     def _keep(self, ascent: ShareAscent, late: bool) -> None:
         self.statistics["share_rounds"] = int(str(self.statistics["share_rounds"])) + ascent.rounds
@@ -156,7 +158,12 @@ class _Search:
         self.rounds.bound = max(self.rounds.bound, ascent.bound)
 
 
-def _improved(problem: Problem, start: Sequence[int] | None, limits: SearchLimits) -> Solution:
+def _improved(
+    problem: Problem,
+    start: Sequence[int] | None,
+    limits: SearchLimits,
+    store: TableStore | None = None,
+) -> Solution:
     # The first strategy of every node, which runs it in full everywhere, is as good a beginning as
     # any.
-    return improve(problem, start or (0,) * problem.num_nodes, limits)
+    return improve(problem, start or (0,) * problem.num_nodes, limits, store=store)

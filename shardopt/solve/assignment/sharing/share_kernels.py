@@ -358,3 +358,24 @@ def decide(
             if hat[s] < hat[best]:
                 best = s
         choice[node] = best
+
+
+@njit(cache=True, nogil=True)
+def spread(
+    few: Classes, few_messages: np.ndarray, flat: Classes, of: np.ndarray, messages: np.ndarray
+) -> None:
+    """Messages of a problem from those of one in which equal parts are tied: half edge h stands
+    for half edge `of[h]` of the latter, which all that do share (none where it is negative)."""
+    counts = np.zeros(len(few.edge), dtype=np.int64)
+    for h in of:
+        if h >= 0:
+            counts[h] += 1
+    for h in range(len(of)):
+        begin, there = flat.message[h], of[h]
+        if there < 0:
+            messages[begin : begin + flat.classes[h]] = 0.0
+            continue
+        node = flat.neighbour[flat.reverse[h]]
+        for s in range(flat.first[node + 1] - flat.first[node]):
+            entry = few_messages[few.message[there] + few.maps[few.class_map[there] + s]]
+            messages[begin + flat.maps[flat.class_map[h] + s]] = entry / counts[there]

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,6 +50,23 @@ class Arcs:
     @property
     def is_shared(self) -> bool:
         return bool((self.usable.sum(axis=0) > 1).any())
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """For each reader the first with the same ways: as many numbers as readers."""
+        first: dict[tuple[int, ...], int] = {}
+        arrays = zip(self.paths, self.missing, self.rows, self.columns, strict=True)
+        return tuple(
+            first.setdefault(tuple(map(id, each)), reader) for reader, each in enumerate(arrays)
+        )
+
+    def of_readers(self, readers: Sequence[int], count: int) -> Arcs:
+        """The ways to some of the readers, each arc as dear as `count` of its kind."""
+        paths, missing, rows, columns = (
+            tuple(each[reader] for reader in readers)
+            for each in (self.paths, self.missing, self.rows, self.columns)
+        )
+        return Arcs(self.seconds * count, paths, missing, rows, columns)
 
     @property
     def table_bytes(self) -> int:
@@ -173,30 +191,36 @@ class Sharing:
 
     def tied(self, colours: np.ndarray) -> TiedSharing:
         """Nodes of one colour get one strategy. Costs, and groups of equal arcs between the same
-        colours, add up."""
+        colours, add up, and readers of one colour with equal ways are one reader."""
         inside = {edge for group in self.groups for edge in group.edges}
         private = tuple(e for number, e in enumerate(self.problem.edges) if number not in inside)
         rest = tie(replace(self.problem, edges=private), colours)
-        edges, groups, scaled = list(rest.edges), [], dict[tuple[int, int], Arcs]()
+        edges, groups = list(rest.edges), list[SharedEdges]()
+        merged = [_merged_readers(group, colours) for group in self.groups]
         keys = [
-            (id(group.arcs), *colours[[*group.sources, *group.readers]].tolist())
-            for group in self.groups
+            (id(group.arcs), each.ends) for group, each in zip(self.groups, merged, strict=True)
         ]
         counts = Counter(keys)
         number = {key: place for place, key in enumerate(counts)}
-        first = dict(zip(reversed(keys), reversed(self.groups), strict=True))
+        first = dict(
+            zip(reversed(keys), zip(self.groups[::-1], merged[::-1], strict=True), strict=True)
+        )
+        scaled: dict[tuple[int, tuple[int, ...], int], Arcs] = {}
         for key, count in counts.items():
-            arcs = first[key].arcs
-            if (id(arcs), count) not in scaled:
-                scaled[id(arcs), count] = replace(arcs, seconds=arcs.seconds * count, _tables={})
-            arcs, half = scaled[id(arcs), count], (len(key) + 1) // 2
-            sources, readers = key[1:half], key[half:]
-            places = tuple(range(len(edges), len(edges) + len(readers)))
+            group, readers = first[key]
+            scale = id(group.arcs), readers.kept, count
+            if scale not in scaled:
+                scaled[scale] = group.arcs.of_readers(readers.kept, count)
+            arcs, ends = scaled[scale], [readers.ends[place] for place in readers.kept]
             tables = arcs.tables(arcs.usable.astype(float))
-            edges += map(Edge, sources, readers, tables)
-            groups.append(SharedEdges(arcs, sources, readers, places))
+            places = tuple(range(len(edges), len(edges) + len(ends)))
+            edges += [Edge(u, v, table) for (u, v), table in zip(ends, tables, strict=True)]
+            sources, nodes = zip(*ends, strict=True)
+            groups.append(SharedEdges(arcs, sources, nodes, places))
         sharing = Sharing(replace(rest, edges=tuple(edges)), tuple(groups))
-        return TiedSharing(sharing, colours, tuple(number[key] for key in keys))
+        readers_of = tuple(each.place for each in merged)
+        of = tuple(number[key] for key in keys)
+        return TiedSharing(self, sharing, colours, of, readers_of, len(rest.edges))
 
     def by_group(self, shares: Iterable[np.ndarray]) -> list[np.ndarray]:
         """Of `[G, R, A]` for each batch, `[R, A]` for each group."""
@@ -215,21 +239,68 @@ class Sharing:
 
 @dataclass(frozen=True, eq=False)
 class TiedSharing:
-    """Node n of the original is node `colours[n]` of `sharing`, and its group g is group
-    `groups[g]`."""
+    """Node n of `whole` is node `colours[n]` of `sharing`, its group g is group `groups[g]`, and
+    reader r of that is reader `readers[g][r]`. The first `private` edges of `sharing` are shared
+    by none."""
 
+    whole: Sharing
     sharing: Sharing
     colours: np.ndarray
     groups: tuple[int, ...]
+    readers: tuple[np.ndarray, ...]
+    private: int
 
     def spread(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The assignment of the original that belongs to one of the tied problem."""
         return tuple(np.asarray(choice, dtype=np.int64)[self.colours].tolist())
 
-    def spread_shares(self, shares: Iterable[np.ndarray], whole: Sharing) -> list[np.ndarray]:
-        """The shares of the original, for each of its batches."""
+    @cached_property
+    def edges(self) -> np.ndarray:
+        """For each edge of the original that of `sharing` which stands for it, and whether its rows
+        are the other's columns: int64 `[edges, 2]`."""
+        edges = self.sharing.problem.edges
+        pairs = {(edge.u, edge.v): place for place, edge in enumerate(edges[: self.private])}
+        original = self.whole.problem.edges
+        ends = self.colours[np.array([(edge.u, edge.v) for edge in original], dtype=np.int64)]
+        turned = (ends[:, 0] > ends[:, 1]).astype(np.int64)
+        places = [pairs.get(pair, -1) for pair in map(tuple, np.sort(ends, axis=1).tolist())]
+        standing = np.stack([np.array(places, dtype=np.int64), turned], axis=1)
+        for group, number, readers in zip(
+            self.whole.groups, self.groups, self.readers, strict=True
+        ):
+            tied = np.array(self.sharing.groups[number].edges, dtype=np.int64)
+            standing[list(group.edges), 0] = tied[readers]
+            standing[list(group.edges), 1] = 0
+        return standing
+
+    def spread_shares(self, shares: Iterable[np.ndarray]) -> list[np.ndarray]:
+        """The shares of the original, for each of its batches: readers that are one here split its
+        share."""
         tied = self.sharing.by_group(shares)
-        return whole.by_batch([tied[group] for group in self.groups])
+        return self.whole.by_batch(
+            [
+                (tied[group] / np.bincount(reader)[:, None])[reader]
+                for group, reader in zip(self.groups, self.readers, strict=True)
+            ]
+        )
+
+
+class _MergedReaders(NamedTuple):
+    """The colours of source and node of each reader of a group, the readers of which others with
+    the same are part (`kept`), and the place among these of each reader."""
+
+    ends: tuple[tuple[int, int], ...]
+    kept: tuple[int, ...]
+    place: np.ndarray
+
+
+def _merged_readers(group: SharedEdges, colours: np.ndarray) -> _MergedReaders:
+    sources, nodes = colours[list(group.sources)].tolist(), colours[list(group.readers)].tolist()
+    ends = tuple(zip(sources, nodes, strict=True))
+    kept: dict[tuple[tuple[int, int], int], int] = {}
+    place = [kept.setdefault(each, len(kept)) for each in zip(ends, group.arcs.alike, strict=True)]
+    first = [place.index(number) for number in range(len(kept))]
+    return _MergedReaders(ends, tuple(first), np.array(place, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)

@@ -218,13 +218,18 @@ class StrategyTables:
         if fused and len(seconds):
             paths, seconds = self._with_memory(tensor, tuple(froms), tuple(tos), table)
         missing = np.array([[not can_reshard(s, t) for t in tos] for s in froms])
-        places = [np.array([tos[target] for target in each.distinct]) for each in readers]
-        rows = (np.array([froms[source] for source in each.distinct]) for each in sources)
+        # Equal columns have one object each, by which who looks at the arcs sees that they are.
+        places = {id(each): np.array([tos[target] for target in each.distinct]) for each in readers}
+        ways = {of: (paths[:, place], missing[:, place]) for of, place in places.items()}
+        rows = {
+            id(each): np.array([froms[source] for source in each.distinct])[each.index]
+            for each in sources
+        }
         return Arcs(
             seconds * repeat,
-            tuple(paths[:, place] for place in places),
-            tuple(missing[:, place] for place in places),
-            tuple(row[each.index] for row, each in zip(rows, sources, strict=True)),
+            tuple(ways[id(each)][0] for each in readers),
+            tuple(ways[id(each)][1] for each in readers),
+            tuple(rows[id(each)] for each in sources),
             tuple(each.index for each in readers),
         )
 

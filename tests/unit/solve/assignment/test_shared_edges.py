@@ -201,7 +201,7 @@ def test_a_tied_assignment_costs_as_much_as_what_it_stands_for() -> None:
             true_cost(sharing, tied.spread(choice))
         )
     shares = tied.sharing.fair_shares(tied.sharing.used((0,) * one))
-    whole = sharing.priced(tied.spread_shares(shares, sharing))
+    whole = sharing.priced(tied.spread_shares(shares))
     priced = tied.sharing.priced(shares)
     choice = tuple(rng.integers(0, 3, one).tolist())
     assert evaluate(whole, tied.spread(choice)).objective == pytest.approx(
