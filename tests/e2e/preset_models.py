@@ -19,6 +19,7 @@ from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import parse_mesh
 from shardopt.models import gpt, moe, wresnet
+from shardopt.models.computing import Computing
 from shardopt.models.optimizers import adafactor, adamw, momentum
 from shardopt.models.specs import GptSpec, MoeSpec, ResnetSpec
 from shardopt.models.train_step import Model, abstract_state, make_step
@@ -50,7 +51,7 @@ def _cluster(flops: float, bandwidth: float) -> Cluster:
 # ResNet the solver would rather keep reversed kernels whole than gather kernels for the backward.
 _SLOW_LINKS, BALANCED = _cluster(1e10, 1e4), _cluster(1e8, 1e8)
 CLUSTERS = {"gpt": _SLOW_LINKS, "moe": _SLOW_LINKS, "factored": _SLOW_LINKS}
-CLUSTERS["resnet"] = BALANCED
+CLUSTERS |= {"one-hot gpt": _SLOW_LINKS, "resnet": BALANCED}
 Shape = tuple[int, ...]
 # (kind, axes, shape of the tensor with its extents in order, bytes)
 Moved = Counter[tuple[str, tuple[str, ...], Shape, int]]
@@ -58,9 +59,11 @@ Moved = Counter[tuple[str, tuple[str, ...], Shape, int]]
 
 def models() -> dict[str, Model]:
     tokens, loss = token_batch(BATCH, LENGTH), partial(moe.loss, spec=MOE)
+    by_product = partial(gpt.loss, how=Computing(looks_up_by_product=True))
     images = wresnet.image_batch(RESNET)
     return {
         "gpt": Model(gpt.weights(GPT), tokens, gpt.loss, adamw(), "f32"),
+        "one-hot gpt": Model(gpt.weights(GPT), tokens, by_product, adamw(), "f32"),
         "moe": Model(moe.weights(MOE), tokens, loss, adamw(), "f32"),
         "factored": Model(moe.weights(MOE), tokens, loss, adafactor(), "f32"),
         "resnet": Model(wresnet.weights(RESNET), images, wresnet.loss, momentum(), "f32"),

@@ -155,21 +155,22 @@ def test_experts_are_exchanged_among_their_copies_only(mesh: str, stage: int) ->
 
 
 @EVERY_MESH
+@pytest.mark.parametrize("model", ["gpt", "one-hot gpt"])
 @pytest.mark.parametrize(("preset", "kinds"), [
     ("megatron", ("all_reduce",)), ("sequence", ("reduce_scatter", "all_gather")),
 ])  # fmt: skip
 def test_tensor_parallelism_exchanges_activations_twice_a_layer_each_way(
-    mesh: str, preset: str, kinds: tuple[str, ...]
+    mesh: str, model: str, preset: str, kinds: tuple[str, ...]
 ) -> None:
-    """And those of the embedding and of the last product. Sequence parallelism scatters and
-    gathers instead, once more for the gradient of each weight; the lookup gathers nothing, and its
-    gradient what each device adds to its words."""
+    """And those of the embedding and of the last product, whether words are gathered or looked up
+    by a product. Sequence parallelism scatters and gathers instead, once more for the gradient of
+    each weight; the lookup gathers nothing, and its gradient what each device adds to its words."""
     axes, activation = axes_of(mesh), (BATCH, LENGTH, HIDDEN)
     rows = 4 * prod(activation) // prod(size for _, size in parse_mesh(mesh).axes[:-1])
     counts = {"all_reduce": 4 * LAYERS + 2, "reduce_scatter": 4 * LAYERS + 2}
     counts["all_gather"] = 6 * LAYERS + 2
     expected = {(kind, axes[-1:], sorted_shape(activation), rows): counts[kind] for kind in kinds}
-    moved = planned("gpt", preset, mesh).moved([activation])
+    moved = planned(model, preset, mesh).moved([activation])
     assert {row: moved[row] for row in moved if row[0] in counts} == expected
 
 

@@ -20,7 +20,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from shardopt.graph.op_graph import FactorRule, Op
 from shardopt.mesh.mesh import Sharding
@@ -40,34 +40,43 @@ class MegatronWalk(AxisWalk):
     def factors(self, op: Op) -> list[int]:
         """A gradient of the largest table is split by its rows, as the table is: each device adds
         up those of its words."""
-        place = self._rows_of_vocabulary(op)
-        if place is not None and op.rule is not None:
-            factor = leading_factor(op.rule.results[0][place], op.rule.sizes)
-            if factor in set(shardable_factors(op)):
-                return [factor]
-        return super().factors(op)
+        words = self._words(op)
+        return [words] if words in set(shardable_factors(op)) else super().factors(op)
 
-    def _rows_of_vocabulary(self, op: Op) -> int | None:
-        """The dimension of a scattered sum that the axis splits of the table it is the gradient
-        of."""
-        if op.name != "scatter" or not self.plan.flow.depends[op.results[0]]:
+    def _words(self, op: Op) -> int | None:
+        """The factor of the rows in a gradient of a table whose rows the axis splits: in a
+        scattered sum, or a product with one-hot rows."""
+        rule = op.rule
+        if rule is None or not self.plan.flow.depends[op.results[0]]:
             return None
-        shape = self.graph.tensors[op.results[0]].shape
-        return next(
-            (
-                dim
-                for table in sorted(self.uses.vocabulary)
-                if self.graph.tensors[table].shape == shape
-                for dim in range(len(shape))
-                if any(self.decided.get(w) == place for w, place in self.uses.origins(table, dim))
-            ),
-            None,
+        if op.name == "scatter":
+            shape = self.graph.tensors[op.results[0]].shape
+            place = next((dim for of_table, dim in self._split_rows() if of_table == shape), None)
+            return None if place is None else leading_factor(rule.results[0][place], rule.sizes)
+        if self.uses.product(op) is not None:
+            return None
+        rows = {shape[dim] for shape, dim in self._split_rows()}
+        kept = (
+            leading_factor(factors, rule.sizes)
+            for operand, mapping in zip(op.operands[:2], rule.operands, strict=False)
+            if op.name == "dot_general" and operand in self.uses.one_hot
+            for factors in mapping
+            if not rule.reduction & {*factors}
         )
+        return next((f for f in kept if f is not None and rule.sizes[f] in rows), None)
+
+    def _split_rows(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """The largest tables: the shape of each, and the dimension that the axis splits."""
+        for table in sorted(self.uses.vocabulary):
+            shape = self.graph.tensors[table].shape
+            for dim in range(len(shape)):
+                if any(self.decided.get(w) == place for w, place in self.uses.origins(table, dim)):
+                    yield shape, dim
 
     def weight_factor(self, op: Op, position: int, usable: set[int]) -> tuple[int | None, bool]:
         rule = op.rule
         assert rule is not None
-        if op.name == "gather":
+        if self.uses.looks_up(op):
             is_vocabulary = op.operands[position] in self.uses.vocabulary
             of_table = [
                 f

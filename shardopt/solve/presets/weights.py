@@ -13,6 +13,8 @@ from shardopt.solve.presets.slots import leading_factor
 from shardopt.solve.sharding.strategies.factors import shardable_factors
 
 _PRODUCTS = frozenset({"dot_general", "convolution"})
+# What leaves the entries of a tensor what they are, in another shape or type.
+_RESHAPING = frozenset({"broadcast_in_dim", "convert", "reshape", "transpose"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +43,38 @@ class WeightUses:
         return weights[0] if len(weights) == 1 and others else None
 
     @cached_property
+    def one_hot(self) -> frozenset[int]:
+        """Numbers that say where a comparison holds, such as one-hot rows: their product with a
+        table looks up its rows."""
+        found = set[int]()
+        for op in self.graph.ops:
+            if op.name == "compare" or (op.name in _RESHAPING and op.operands[0] in found):
+                found.update(op.results)
+        return frozenset(found)
+
+    def looks_up(self, op: Op) -> bool:
+        """Whether an operation takes rows of a table that is a weight."""
+        position = self.product(op)
+        if position is None:
+            return False
+        return op.name == "gather" or op.operands[1 - position] in self.one_hot
+
+    @cached_property
     def vocabulary(self) -> frozenset[int]:
-        """The gathered tables with the most rows: words, rather than positions or segments."""
-        tables = {
-            op.operands[0]: self.graph.tensors[op.operands[0]].shape[0]
-            for op in self.graph.ops
-            if op.name == "gather" and self.product(op) == 0
-        }
+        """The tables that are looked up with the most rows: words, rather than positions or
+        segments."""
+        tables = dict(self._table(op) for op in self.graph.ops if self.looks_up(op))
         return frozenset(tensor for tensor, rows in tables.items() if rows == max(tables.values()))
+
+    def _table(self, op: Op) -> tuple[int, int]:
+        """What an operation looks up, and how many rows it has."""
+        position, rule = self.product(op), op.rule
+        assert position is not None and rule is not None
+        tensor = op.operands[position]
+        dims = zip(self.graph.tensors[tensor].shape, rule.operands[position], strict=True)
+        if op.name == "gather":
+            return tensor, self.graph.tensors[tensor].shape[0]
+        return tensor, max((size for size, led in dims if rule.reduction & {*led}), default=0)
 
     def origins(self, tensor: int, dim: int) -> Iterator[tuple[int, int]]:
         """The weights, and their dimensions, that become dimension `dim` of a value."""
