@@ -328,7 +328,7 @@ def _compile(task: Task, preset: str, plan: IntraOpPlan) -> str:
     """The HLO text of the module with the plan written into it. Reading twice numbers operations
     alike."""
     with _imported(task, preset) as (module, graph), ir.Location.unknown(module.context):
-        write_plans(module, _main(module), (graph,), (plan,))
+        write_plans(module, _main(module), (graph,), (plan,), task.cluster)
         run_pipeline(
             module,
             "builtin.module(shardopt-rematerialize,shardopt-insert-reshards,"

@@ -84,7 +84,7 @@ class DeviceHarness(Harness):
             plan = tables.problem().decode(
                 Solution(self._choice(tables, strategy), 0.0, 0.0, 0.0, "feasible")
             )
-            write_plans(module, next(functions(module)), [graph], [plan])
+            write_plans(module, next(functions(module)), [graph], [plan], tables.strategies.cluster)
             run_pipeline(module, f"builtin.module({PARTITION})", handler=remarks.append)
             assert not remarks, f"{label}: {remarks[0].message}"
             check_traffic(plan.summary().traffic, module, label)
@@ -129,7 +129,7 @@ def check_random(seed: int, mesh: str) -> None:
     ) -> None:
         plan = open_plan(tables.problem(), rng)
         [main] = functions(module)
-        write_plans(module, main, [graph], [plan])
+        write_plans(module, main, [graph], [plan], tables.strategies.cluster)
         before = "shardopt-verify-chosen,shardopt-rematerialize,shardopt-verify-chosen"
         run_pipeline(module, f"builtin.module({before},{PARTITION})")
         check_traffic(plan.summary().traffic, module, f"seed {seed}")

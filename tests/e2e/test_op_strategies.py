@@ -100,7 +100,7 @@ class Harness:
             plan = tables.problem().decode(
                 Solution(self._choice(tables, strategy), 0.0, 0.0, 0.0, "feasible")
             )
-            write_plans(module, next(functions(module)), [graph], [plan])
+            write_plans(module, next(functions(module)), [graph], [plan], tables.strategies.cluster)
             run_pipeline(
                 module, "builtin.module(shardopt-insert-reshards,shardopt-annotate-shardings)"
             )

@@ -93,7 +93,7 @@ def recompute_at_random(
     """A random plan with random rows beside its own, if any."""
     plan = open_plan(tables.problem(), rng)
     [main] = functions(module)
-    write_plans(module, main, [graph], [plan])
+    write_plans(module, main, [graph], [plan], tables.strategies.cluster)
     rows = (*read_rematerialization(main), *random_rows(graph, tables, plan, rng))
     write_rematerialization(main, rows)
     return bool(rows)

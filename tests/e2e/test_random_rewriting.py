@@ -82,7 +82,7 @@ def rewritten_rows(seed: int, choose: Choose) -> int:
         chosen = choose(graph, tables.problem(tied=tuple(graph.tied)), rng)
         if chosen is None:
             return 0
-        write_plans(module, main, [graph], [chosen[0]])
+        write_plans(module, main, [graph], [chosen[0]], tables.strategies.cluster)
         rows = (*read_rematerialization(main), *chosen[1])
         write_rematerialization(main, rows)
         ops = numbered_operations(main.regions[0].blocks[0])

@@ -154,7 +154,7 @@ def leave_unreduced(
     if not any(sharding.unreduced for sharding in plan.shardings.values()):
         return False
     [main] = functions(module)
-    write_plans(module, main, [graph], [plan])
+    write_plans(module, main, [graph], [plan], tables.strategies.cluster)
     return True
 
 
