@@ -47,6 +47,23 @@ def test_most_bounds_are_close_to_brute_force() -> None:
     assert len(gaps) > 5 and np.median(gaps) < 0.05
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_bound_spread_from_tied_copies_holds_and_begins_higher(seed: int) -> None:
+    sharing = random_sharing(seed, copies=3)
+    best = price_splitting.solve_shared(sharing, exact, SearchLimits(gap_tolerance=1e-9)).objective
+    tied = sharing.tied(np.arange(sharing.problem.num_nodes) % (sharing.problem.num_nodes // 3))
+    few = ShareAscent(tied.sharing, tied.sharing.equal_shares(), best)
+    few.run(200, 1e-6, None)
+    whole = ShareAscent.spread(few, tied, best)
+    whole.run(0, 0.0, None)
+    anew = ShareAscent(sharing, sharing.equal_shares(), best)
+    anew.run(0, 0.0, None)
+    assert anew.bound < whole.bound <= best * (1 + 1e-6)
+    assert whole.bound >= 0.97 * few.bound
+    whole.run(20, 0.0, None)
+    assert whole.bound <= best * (1 + 1e-6)
+
+
 def test_shares_of_every_arc_add_up_and_charge_no_more_than_the_truth() -> None:
     sharing = random_sharing(5)
     ascent = ShareAscent(sharing, sharing.equal_shares(), 20.0)
