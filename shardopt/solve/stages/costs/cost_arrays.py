@@ -7,7 +7,6 @@ so what the stage DP finds with them is a bound of what it will find with exact 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,21 +17,23 @@ from shardopt.graph.op_graph import SHARED
 from shardopt.graph.recomputed_units import split_mode, units_of_stage
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.stages.candidates import CandidateProblem
-from shardopt.solve.stages.costs.bounds import RelaxedLayer, Rooflines, kept_bytes, relaxed_layer
+from shardopt.solve.stages.costs.bounds import kept_bytes
 from shardopt.solve.stages.costs.cost_cache import CostCache
+from shardopt.solve.stages.costs.layer_bounds import (
+    Candidate,
+    LayerBounds,
+    first_and_rest,
+    interval_sums,
+)
 from shardopt.solve.stages.costs.lean import STRICTNESS, LeanSharder
-from shardopt.solve.stages.costs.offload import moved_bytes, offload_state
+from shardopt.solve.stages.costs.offload import moved_bytes
 from shardopt.solve.stages.costs.preset_sharder import PresetSharder, StepInputKinds
 from shardopt.solve.stages.costs.recomputation import recompute_forward
 from shardopt.solve.stages.costs.sharders import Memory, Method, OptimalSharder
 from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
 from shardopt.solve.stages.stage_problem import InFlight, StageProblem
-from shardopt.solve.stages.step_graph import StepGraph
 
 ROOFLINE, LAYERS, SECONDS, MEMORY = range(4)  # what is known of an entry
-_ROOFLINE, _FORWARD, _WHOLE = range(3)  # and of a layer
-
-Candidate = tuple[int, int, int]  # first layer, layer after the last, config
 
 
 @dataclass(eq=False)
@@ -45,16 +46,13 @@ class CostArrays:
     refusals: dict[str, None] = field(default_factory=dict)
     _parts: dict[tuple[int, int, str, str], StagePart] = field(default_factory=dict)
     _part_of_key: dict[str, StagePart] = field(default_factory=dict)
-    _layers: dict[tuple[int, bool, str], RelaxedLayer] = field(default_factory=dict)
-    _forwards: dict[tuple[int, bool, str], RelaxedLayer | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problem = self.problem
         self.candidates = problem.candidates() & ~self._twice()
         self.level = np.full(self.candidates.shape, ROOFLINE, dtype=np.int8)
         self.forward_seconds = np.zeros(self.candidates.shape)
-        self.layer_seconds, self.rest_seconds = self._roofs() / problem.num_microbatches
-        self.layer_level = np.full(self.layer_seconds.shape, _ROOFLINE, dtype=np.int8)
+        self.layers = LayerBounds(problem, self.meshes, self.cost_cache)
         self.seconds = np.full(self.candidates.shape, np.inf)
         for c in range(len(problem.configs)):
             for ends, last in ((slice(None, -1), False), (slice(-1, None), True)):
@@ -63,7 +61,7 @@ class CostArrays:
         devices = np.array([config.num_devices for config in problem.configs], dtype=float)
         state_bytes = self._state_bytes()
         held = [state_bytes - self._moved_bytes[c.offload] / 2 for c in problem.configs]
-        self.fixed_bytes = _sums(np.array(held) / devices[:, None])
+        self.fixed_bytes = interval_sums(np.array(held) / devices[:, None])
         self.activation_bytes = np.stack(
             [self._kept_bytes(c.recompute) / c.num_devices for c in problem.configs], axis=2
         )
@@ -128,7 +126,9 @@ class CostArrays:
         for candidate in candidates:
             level = int(self.level[candidate])
             if level < LAYERS:
-                self._bound_layers(candidate)
+                last = candidate[1] == self.problem.num_layers
+                for c in self.layers.solve_one(candidate):
+                    self._spread_bounds(c, last)
             elif level < SECONDS:
                 self._compute_seconds(candidate)
             elif level < MEMORY:
@@ -168,68 +168,22 @@ class CostArrays:
             rows.append(length <= (count if count is not None and is_known else -num_layers - 1))
         return np.stack(rows, axis=2)
 
-    @cached_property
-    def _modes(self) -> tuple[tuple[tuple[str, str, int], ...], ...]:
-        """For stages before the last, and for the last, of each config: what its first layers do
-        at least, what the others do, and how many are the first."""
-        rows = []
-        for last in (False, True):
-            modes = []
-            for config in self.problem.configs:
-                kind, count = split_mode(_least_recomputed(config.recompute, last))
-                whole = self.problem.num_layers
-                modes.append((kind, kind if count is None else "none", count or whole))
-            rows.append(tuple(modes))
-        return tuple(rows)
-
-    @cached_property
-    def _rows(self) -> dict[tuple[bool, str, Mesh], int]:
-        """The row of `layer_seconds` of what a layer does at least on a mesh, in a stage before
-        the last or in the last one."""
-        keys = dict.fromkeys(
-            (last, mode, mesh)
-            for last in (False, True)
-            for modes, mesh in zip(self._modes[last], self.meshes, strict=True)
-            for mode in modes[:2]
-        )
-        return {key: row for row, key in enumerate(keys)}
-
-    def _joined(self, values: np.ndarray, c: int, last: bool) -> np.ndarray:
-        """`[rows, L]` to `[L + 1, L + 1]`: what the layers of each interval have together on a
-        config."""
-        first, rest, count = self._modes[last][c]
-        rows = [self._rows[last, mode, self.meshes[c]] for mode in (first, rest)]
-        return _first_and_rest(values[rows[0]], values[rows[1]], count)
-
     def _least_seconds(self, c: int, last: bool) -> np.ndarray:
         """What every interval on a config takes as the sum of its layers, as far as is known, `[L +
         1, L + 1]`: computing, and what travels to hosts and back."""
         config, problem = self.problem.configs[c], self.problem
-        sums = self._joined(self.layer_seconds, c, last)
+        sums = self.layers.sums(c, last)
         link = problem.cluster.groups[config.group].host_link
         if config.offload == "none" or link is None:
             return sums
         rate = config.num_devices * link.bandwidth_bytes_per_second * problem.num_microbatches
-        return sums + _sums(self._moved_bytes[config.offload][None, :] / rate)[..., 0]
+        return sums + interval_sums(self._moved_bytes[config.offload][None, :] / rate)[..., 0]
 
     @cached_property
     def _moved_bytes(self) -> dict[str, np.ndarray]:
         """Of each mode of offloading, what travels for each layer at least, of whole tensors."""
         modes = dict.fromkeys(config.offload for config in self.problem.configs)
-        return {mode: moved_bytes(self._offloaded(mode)) for mode in modes}
-
-    def _roofs(self) -> np.ndarray:
-        """Seconds of every layer with nothing communicated, of a step, for each of `_rows`, and
-        without what it runs forward: `[2, rows, L]`."""
-        layers, of_mode = range(self.problem.num_layers), dict[str, Rooflines]()
-        for mode in dict.fromkeys(mode for _, mode, _ in self._rows):
-            forward = frozenset().union(*(self._forward_ops(layer, mode) for layer in layers))
-            of_mode[mode] = Rooflines(self._step(mode), self.problem.cluster, forward)
-        known: dict[tuple[str, Mesh], np.ndarray] = {}
-        for _, mode, mesh in self._rows:
-            if (mode, mesh) not in known:
-                known[mode, mesh] = of_mode[mode].seconds(mesh)
-        return np.stack([known[mode, mesh] for _, mode, mesh in self._rows], axis=1)
+        return {mode: moved_bytes(self.layers.offloaded(mode)) for mode in modes}
 
     def _kept_bytes(self, recompute: str) -> np.ndarray:
         """Bytes that the forward of every interval keeps for its backward, at least, `[L + 1, L +
@@ -238,12 +192,12 @@ class CostArrays:
         if count is not None:
             rest = self._made_and_entering("none")[0]
             if kind == "selective":
-                return _first_and_rest(self._made_and_entering(kind)[0], rest, count)
-            nothing = _first_and_rest(np.zeros_like(rest), rest, count)
+                return first_and_rest(self._made_and_entering(kind)[0], rest, count)
+            nothing = first_and_rest(np.zeros_like(rest), rest, count)
             return nothing + self._made_and_entering(kind)[1][:, None]
         made, entering = self._made_and_entering(kind)
         if kind in ("none", "selective"):
-            return _sums(made[None, :])[..., 0]
+            return interval_sums(made[None, :])[..., 0]
         # A stage that recomputes all keeps what enters its first layer, wherever it ends.
         return np.repeat(entering[:, None], len(entering), axis=1)
 
@@ -252,7 +206,7 @@ class CostArrays:
         what enters it."""
         if mode not in self._kept:
             parts = [
-                self._relaxed_layer(layer, False, mode).part
+                self.layers.relaxed_layer(layer, False, mode).part
                 for layer in range(self.problem.num_layers)
             ]
             known = {part.key: part for part in parts}
@@ -265,74 +219,11 @@ class CostArrays:
     def _kept(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         return {}
 
-    def _step(self, mode: str, offload: str = "none") -> StepGraph:
-        """The step as it is, or with every layer recomputed as a stage does it at least. Offloading
-        only adds to what layers cost and hold, so that their bounds do without."""
-        if (mode, offload) not in self._steps:
-            kind = "layer" if mode == "full" else mode
-            units = units_of_stage(kind, range(self.problem.num_layers))
-            step = self._offloaded(offload)
-            self._steps[mode, offload] = step if kind == "none" else recompute_forward(step, units)
-        return self._steps[mode, offload]
-
-    @cached_property
-    def _steps(self) -> dict[tuple[str, str], StepGraph]:
-        return {}
-
-    def _offloaded(self, mode: str) -> StepGraph:
-        """The step with what a mode of offloading leaves on the hosts."""
-        if mode not in self._with_state_on_hosts:
-            self._with_state_on_hosts[mode] = offload_state(self.problem.step)
-        return self._with_state_on_hosts[mode]
-
-    @cached_property
-    def _with_state_on_hosts(self) -> dict[str, StepGraph]:
-        return {"none": self.problem.step}
-
-    def _bound_layers(self, candidate: Candidate) -> None:
-        """Solve one layer of a candidate, or its forward if there is one that is not known: of
-        those that are alike, the most numerous, which often settles it."""
-        start, end, c = candidate
-        last, mesh = end == self.problem.num_layers, self.meshes[c]
-        first, rest, count = self._modes[last][c]
-        modes = {layer: first if layer < start + count else rest for layer in range(start, end)}
-        levels = {each: self._level(mesh, each[0], last, each[1]) for each in modes.items()}
-        level = min(levels.values())
-        open_ = [each for each, known in levels.items() if known == level]
-        keys = {(layer, mode): self._relaxed(layer, last, mode, level).key for layer, mode in open_}
-        # One solve serves all layers alike, in all stages: the most numerous raises the most
-        # bounds.
-        most = Counter(keys.values())
-        chosen, mode = max(open_, key=lambda each: (most[keys[each]], -each[0]))
-        bound = self.cost_cache.bound(self._relaxed(chosen, last, mode, level), mesh)
-        self._raise_bounds(mesh, last, mode, level, keys[chosen, mode], bound)
-
-    def _raise_bounds(
-        self, mesh: Mesh, last: bool, mode: str, level: int, key: str, bound: float
-    ) -> None:
-        """Layers that look so have that bound, of a step, beside the roofline of what it leaves
-        out."""
-        row, share = self._rows[last, mode, mesh], self.cost_cache.least_share(mesh)
-        seconds = bound / self.problem.num_microbatches
-        for layer in range(self.problem.num_layers):
-            if self._level(mesh, layer, last, mode) == level and (
-                self._relaxed(layer, last, mode, level).key == key
-            ):
-                rest = share * self.rest_seconds[row, layer] * (level == _ROOFLINE)
-                known = self.layer_seconds[row, layer]
-                self.layer_seconds[row, layer] = max(known, seconds + rest)
-                self.layer_level[row, layer] = level + 1
-        # The bound does not depend on how a config shards: all that recompute as much on this mesh
-        # share it.
-        for other in range(len(self.problem.configs)):
-            if self.meshes[other] == mesh and mode in self._modes[last][other][:2]:
-                self._spread_bounds(other, last)
-
     def _spread_bounds(self, c: int, last: bool) -> None:
         """Every interval on a config costs its layers at least."""
         ends = slice(-1, None) if last else slice(None, -1)
         sums = self._least_seconds(c, last)[:, ends]
-        known = self._joined(self.layer_level < _WHOLE, c, last)[:, ends] == 0
+        known = self.layers.is_known(c, last)[:, ends]
         open_ = self.candidates[:, ends, c] & (self.level[:, ends, c] < SECONDS)
         seconds, level = self.seconds[:, ends, c], self.level[:, ends, c]
         self.seconds[:, ends, c] = np.where(open_, np.maximum(seconds, sums), seconds)
@@ -422,10 +313,10 @@ class CostArrays:
         if (start, end, recompute, offload) not in self._parts:
             # What depends on where a stage begins and ends is not done to the whole step at once.
             if split_mode(recompute)[1] is None and recompute != "full":
-                step = self._step(recompute, offload)
+                step = self.layers.step(recompute, offload)
             else:
                 units = units_of_stage(recompute, range(start, end))
-                step = recompute_forward(self._offloaded(offload), units)
+                step = recompute_forward(self.layers.offloaded(offload), units)
             part = cut_part(step, start, end)
             # Only known methods ask where in the model a part stands; else one stands for all that
             # are equal, which would take gigabytes.
@@ -433,59 +324,6 @@ class CostArrays:
                 part = self._part_of_key.setdefault(part.key, part)
             self._parts[start, end, recompute, offload] = part
         return self._parts[start, end, recompute, offload]
-
-    def _relaxed_layer(self, layer: int, last: bool, mode: str) -> RelaxedLayer:
-        if (layer, last, mode) not in self._layers:
-            self._layers[layer, last, mode] = relaxed_layer(self._step(mode), layer, last)
-        return self._layers[layer, last, mode]
-
-    def _forward(self, layer: int, last: bool, mode: str) -> RelaxedLayer | None:
-        """What a layer runs forward, where that can be looked at alone. In the last layer it is one
-        fragment with the backward."""
-        if (layer, last, mode) not in self._forwards:
-            ops = self._forward_ops(layer, mode)
-            self._forwards[layer, last, mode] = self._relaxed_layer(layer, last, mode).alone(ops)
-        return self._forwards[layer, last, mode]
-
-    def _forward_ops(self, layer: int, mode: str) -> frozenset[int]:
-        """Operations of the step that a layer runs forward."""
-        ends = layer == self.problem.num_layers - 1
-        return self._relaxed_layer(layer, ends, mode).forward_ops()
-
-    def _level(self, mesh: Mesh, layer: int, last: bool, mode: str) -> int:
-        """What is known of a layer: its roofline, the bound of its forward, or that of all of
-        it."""
-        level = int(self.layer_level[self._rows[last, mode, mesh], layer])
-        none = level == _ROOFLINE and self._forward(layer, last, mode) is None
-        return _FORWARD if none else level
-
-    def _relaxed(self, layer: int, last: bool, mode: str, level: int) -> RelaxedLayer:
-        """By what a layer of that level is to be bounded next."""
-        forward = self._forward(layer, last, mode) if level == _ROOFLINE else None
-        return forward or self._relaxed_layer(layer, last, mode)
-
-
-def _least_recomputed(recompute: str, last: bool) -> str:
-    """What a layer of a stage recomputes at least. "full" does all that "layer" does, but nothing
-    in the last stage: no backward waits there for layers behind the stage."""
-    if recompute != "full":
-        return recompute
-    return "none" if last else "layer"
-
-
-def _first_and_rest(first: np.ndarray, rest: np.ndarray, count: int) -> np.ndarray:
-    """`[L]` to `[L + 1, L + 1]`: the sum of `first` over the first `count` layers of each interval
-    and of `rest` over its others."""
-    heads, tails = (_sums(values[None, :])[..., 0] for values in (first, rest))
-    layers = np.arange(len(first) + 1)
-    middle = np.minimum(layers[:, None] + count, layers[None, :]).clip(min=layers[:, None])
-    return heads[layers[:, None], middle] + tails[middle, layers[None, :]]
-
-
-def _sums(values: np.ndarray) -> np.ndarray:
-    """`[O, L]` to `[L + 1, L + 1, C]`: the sum over the layers [i, j)."""
-    total = np.concatenate([np.zeros((values.shape[0], 1)), np.cumsum(values, axis=1)], axis=1)
-    return np.transpose(total[:, None, :] - total[:, :, None], (1, 2, 0)).clip(min=0.0)
 
 
 # Of bytes to their bounds, where nothing is known yet: weights and activations lie once more on

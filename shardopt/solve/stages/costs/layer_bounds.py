@@ -1,0 +1,214 @@
+"""What every layer of a step costs at least on every mesh: a roofline, then the bound of what it
+runs forward, then that of all of it.
+
+The modes of recomputation share bounds: of a stage that computes its first K layers again, these
+have the bound of one mode and the others that of another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from shardopt.graph.recomputed_units import split_mode, units_of_stage
+from shardopt.mesh.mesh import Mesh
+from shardopt.solve.stages.candidates import CandidateProblem
+from shardopt.solve.stages.costs.bounds import RelaxedLayer, Rooflines, relaxed_layer
+from shardopt.solve.stages.costs.cost_cache import CostCache
+from shardopt.solve.stages.costs.offload import offload_state
+from shardopt.solve.stages.costs.recomputation import recompute_forward
+from shardopt.solve.stages.step_graph import StepGraph
+
+_ROOFLINE, _FORWARD, _WHOLE = range(3)  # what is known of a layer
+
+Candidate = tuple[int, int, int]  # first layer, layer after the last, config
+
+
+@dataclass(eq=False)
+class LayerBounds:
+    """`seconds[row, layer]` are those of one microbatch, at least; a row is what a layer does at
+    least on a mesh, in a stage before the last or in the last one. `meshes` are those of the
+    configs."""
+
+    problem: CandidateProblem
+    meshes: Sequence[Mesh]
+    cost_cache: CostCache
+    _steps: dict[tuple[str, str], StepGraph] = field(default_factory=dict)
+    _with_state_on_hosts: dict[str, StepGraph] = field(default_factory=dict)
+    _layers: dict[tuple[int, bool, str], RelaxedLayer] = field(default_factory=dict)
+    _forwards: dict[tuple[int, bool, str], RelaxedLayer | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._with_state_on_hosts["none"] = self.problem.step
+        self.seconds, self._rest_seconds = self._roofs() / self.problem.num_microbatches
+        self._level = np.full(self.seconds.shape, _ROOFLINE, dtype=np.int8)
+
+    def sums(self, c: int, last: bool) -> np.ndarray:
+        """Of every interval on a config, `[L + 1, L + 1]`."""
+        return self._joined(self.seconds, c, last)
+
+    def is_known(self, c: int, last: bool) -> np.ndarray:
+        """Whether all layers of an interval on a config are bounded as a whole, bool `[L + 1, L +
+        1]`."""
+        return self._joined(self._level < _WHOLE, c, last) == 0
+
+    @cached_property
+    def _modes(self) -> tuple[tuple[tuple[str, str, int], ...], ...]:
+        """For stages before the last, and for the last, of each config: what its first layers do
+        at least, what the others do, and how many are the first."""
+        rows = []
+        for last in (False, True):
+            modes = []
+            for config in self.problem.configs:
+                kind, count = split_mode(_least_recomputed(config.recompute, last))
+                whole = self.problem.num_layers
+                modes.append((kind, kind if count is None else "none", count or whole))
+            rows.append(tuple(modes))
+        return tuple(rows)
+
+    @cached_property
+    def _rows(self) -> dict[tuple[bool, str, Mesh], int]:
+        """The row of `seconds` of what a layer does at least on a mesh, in a stage before
+        the last or in the last one."""
+        keys = dict.fromkeys(
+            (last, mode, mesh)
+            for last in (False, True)
+            for modes, mesh in zip(self._modes[last], self.meshes, strict=True)
+            for mode in modes[:2]
+        )
+        return {key: row for row, key in enumerate(keys)}
+
+    def _joined(self, values: np.ndarray, c: int, last: bool) -> np.ndarray:
+        """`[rows, L]` to `[L + 1, L + 1]`: what the layers of each interval have together on a
+        config."""
+        first, rest, count = self._modes[last][c]
+        rows = [self._rows[last, mode, self.meshes[c]] for mode in (first, rest)]
+        return first_and_rest(values[rows[0]], values[rows[1]], count)
+
+    def solve_one(self, candidate: Candidate) -> list[int]:
+        """Solve one layer of a candidate, or its forward if there is one that is not known: of
+        those that are alike, the most numerous, which often settles it. Returns the
+        configs whose bounds may have risen: of last stages if the candidate is one, else of the
+        others."""
+        start, end, c = candidate
+        last, mesh = end == self.problem.num_layers, self.meshes[c]
+        first, rest, count = self._modes[last][c]
+        modes = {layer: first if layer < start + count else rest for layer in range(start, end)}
+        levels = {each: self._known(mesh, each[0], last, each[1]) for each in modes.items()}
+        level = min(levels.values())
+        open_ = [each for each, known in levels.items() if known == level]
+        keys = {(layer, mode): self._relaxed(layer, last, mode, level).key for layer, mode in open_}
+        # One solve serves all layers alike, in all stages: the most numerous raises the most
+        # bounds.
+        most = Counter(keys.values())
+        chosen, mode = max(open_, key=lambda each: (most[keys[each]], -each[0]))
+        bound = self.cost_cache.bound(self._relaxed(chosen, last, mode, level), mesh)
+        self._raise_bounds(mesh, last, mode, level, keys[chosen, mode], bound)
+        # The bound does not depend on how a config shards: all that recompute as much on this mesh
+        # share it.
+        return [
+            other
+            for other, each in enumerate(self.meshes)
+            if each == mesh and mode in self._modes[last][other][:2]
+        ]
+
+    def _raise_bounds(
+        self, mesh: Mesh, last: bool, mode: str, level: int, key: str, bound: float
+    ) -> None:
+        """Layers that look so have that bound, of a step, beside the roofline of what it leaves
+        out."""
+        row, share = self._rows[last, mode, mesh], self.cost_cache.least_share(mesh)
+        seconds = bound / self.problem.num_microbatches
+        for layer in range(self.problem.num_layers):
+            if self._known(mesh, layer, last, mode) == level and (
+                self._relaxed(layer, last, mode, level).key == key
+            ):
+                rest = share * self._rest_seconds[row, layer] * (level == _ROOFLINE)
+                known = self.seconds[row, layer]
+                self.seconds[row, layer] = max(known, seconds + rest)
+                self._level[row, layer] = level + 1
+
+    def _roofs(self) -> np.ndarray:
+        """Seconds of every layer with nothing communicated, of a step, for each of `_rows`, and
+        without what it runs forward: `[2, rows, L]`."""
+        layers, of_mode = range(self.problem.num_layers), dict[str, Rooflines]()
+        for mode in dict.fromkeys(mode for _, mode, _ in self._rows):
+            forward = frozenset().union(*(self._forward_ops(layer, mode) for layer in layers))
+            of_mode[mode] = Rooflines(self.step(mode), self.problem.cluster, forward)
+        known: dict[tuple[str, Mesh], np.ndarray] = {}
+        for _, mode, mesh in self._rows:
+            if (mode, mesh) not in known:
+                known[mode, mesh] = of_mode[mode].seconds(mesh)
+        return np.stack([known[mode, mesh] for _, mode, mesh in self._rows], axis=1)
+
+    def step(self, mode: str, offload: str = "none") -> StepGraph:
+        """The step as it is, or with every layer recomputed as a stage does it at least. Offloading
+        only adds to what layers cost and hold, so that their bounds do without."""
+        if (mode, offload) not in self._steps:
+            kind = "layer" if mode == "full" else mode
+            units = units_of_stage(kind, range(self.problem.num_layers))
+            step = self.offloaded(offload)
+            self._steps[mode, offload] = step if kind == "none" else recompute_forward(step, units)
+        return self._steps[mode, offload]
+
+    def offloaded(self, mode: str) -> StepGraph:
+        """The step with what a mode of offloading leaves on the hosts."""
+        if mode not in self._with_state_on_hosts:
+            self._with_state_on_hosts[mode] = offload_state(self.problem.step)
+        return self._with_state_on_hosts[mode]
+
+    def relaxed_layer(self, layer: int, last: bool, mode: str) -> RelaxedLayer:
+        if (layer, last, mode) not in self._layers:
+            self._layers[layer, last, mode] = relaxed_layer(self.step(mode), layer, last)
+        return self._layers[layer, last, mode]
+
+    def _forward(self, layer: int, last: bool, mode: str) -> RelaxedLayer | None:
+        """What a layer runs forward, where that can be looked at alone. In the last layer it is one
+        fragment with the backward."""
+        if (layer, last, mode) not in self._forwards:
+            ops = self._forward_ops(layer, mode)
+            self._forwards[layer, last, mode] = self.relaxed_layer(layer, last, mode).alone(ops)
+        return self._forwards[layer, last, mode]
+
+    def _forward_ops(self, layer: int, mode: str) -> frozenset[int]:
+        """Operations of the step that a layer runs forward."""
+        ends = layer == self.problem.num_layers - 1
+        return self.relaxed_layer(layer, ends, mode).forward_ops()
+
+    def _known(self, mesh: Mesh, layer: int, last: bool, mode: str) -> int:
+        """What is known of a layer: its roofline, the bound of its forward, or that of all of
+        it."""
+        level = int(self._level[self._rows[last, mode, mesh], layer])
+        none = level == _ROOFLINE and self._forward(layer, last, mode) is None
+        return _FORWARD if none else level
+
+    def _relaxed(self, layer: int, last: bool, mode: str, level: int) -> RelaxedLayer:
+        """By what a layer of that level is to be bounded next."""
+        forward = self._forward(layer, last, mode) if level == _ROOFLINE else None
+        return forward or self.relaxed_layer(layer, last, mode)
+
+
+def _least_recomputed(recompute: str, last: bool) -> str:
+    """What a layer of a stage recomputes at least. "full" does all that "layer" does, but nothing
+    in the last stage: no backward waits there for layers behind the stage."""
+    if recompute != "full":
+        return recompute
+    return "none" if last else "layer"
+
+
+def first_and_rest(first: np.ndarray, rest: np.ndarray, count: int) -> np.ndarray:
+    """`[L]` to `[L + 1, L + 1]`: the sum of `first` over the first `count` layers of each interval
+    and of `rest` over its others."""
+    heads, tails = (interval_sums(values[None, :])[..., 0] for values in (first, rest))
+    layers = np.arange(len(first) + 1)
+    middle = np.minimum(layers[:, None] + count, layers[None, :]).clip(min=layers[:, None])
+    return heads[layers[:, None], middle] + tails[middle, layers[None, :]]
+
+
+def interval_sums(values: np.ndarray) -> np.ndarray:
+    """`[O, L]` to `[L + 1, L + 1, C]`: the sum over the layers [i, j)."""
+    total = np.concatenate([np.zeros((values.shape[0], 1)), np.cumsum(values, axis=1)], axis=1)
+    return np.transpose(total[:, None, :] - total[:, :, None], (1, 2, 0)).clip(min=0.0)
