@@ -34,7 +34,8 @@ def usage_of(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Usage]:
 def busy_shares(usage: Mapping[str, Usage], seconds: float) -> dict[str, float]:
     """By mesh, the share of a step of `seconds` in which its devices computed."""
     busy = _of_meshes({worker: each.busy_seconds for worker, each in usage.items()})
-    return {mesh: each / seconds for mesh, each in busy.items()}
+    # On a machine with other work the thread that awaits executions notes their ends late.
+    return {mesh: min(each / seconds, 1.0) for mesh, each in busy.items()}
 
 
 def task_seconds(usage: Mapping[str, Usage]) -> dict[str, float]:
