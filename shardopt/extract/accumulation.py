@@ -18,9 +18,9 @@ from itertools import pairwise
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.donation import read_replacements
 from shardopt.extract.op_graph import reads, upstream
 from shardopt.extract.op_work import read_work
+from shardopt.extract.step_state import replaced_arguments
 from shardopt.graph.microbatching import Split
 from shardopt.ir.loops import MAX_COUNTED, WHILE, scalar_values, trip_count
 from shardopt.ir.rewriting import defining, operations, shape_of, terminator
@@ -107,8 +107,14 @@ def find_accumulation(main: ir.Operation) -> Accumulation | None:
 
 
 def state_numbers(main: ir.Operation) -> set[int]:
-    """The arguments that a step replaces."""
-    return set(read_replacements(main))
+    """The arguments that are state. Where nothing tells, those of which a result has the shape: an
+    array that is all of the state, or what could be taken for it."""
+    replaced = replaced_arguments(main)
+    if replaced:
+        return set(replaced)
+    block = main.regions[0].blocks[0]
+    results = {shape_of(value) for value in terminator(block).operands}
+    return {k for k, argument in enumerate(block.arguments) if shape_of(argument) in results}
 
 
 def state_shapes(main: ir.Operation) -> set[tuple[int, ...]]:

@@ -4,15 +4,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from jaxlib.mlir import ir
 
 from shardopt.dialect.batch import with_step_loop, write_batch, write_no_batch
-from shardopt.dialect.donation import read_replacements
 from shardopt.extract.batch_arguments import (
     BatchArgument,
     argument_name,
@@ -25,13 +22,12 @@ from shardopt.extract.batch_arguments import (
 from shardopt.extract.chosen_plan import main_of
 from shardopt.extract.control_flow import RegionReader
 from shardopt.extract.op_graph import sharding_rules
-from shardopt.graph.op_graph import Tensor
+from shardopt.extract.step_state import argument_trees, replaced_arguments
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
 from shardopt.solve.microbatches.batch_search import BatchSearch, Family, StepInputs, search_batch
 
 # At most this many arguments are listed in an error.
 _MAX_LISTED = 8
-_NAME_PART = re.compile(r"[^.\[\]]+")
 
 
 class UndecidedBatch(DiagnosedError):
@@ -89,10 +85,7 @@ def find_batch(module: ir.Module) -> FoundBatch:
         reader.add_ops(ops)
     graph = reader.graph(map(reader.tensor, terminator.operands))
     tensors = tuple(graph.tensors[argument] for argument in arguments)
-    trees = _trees([argument_name(argument) for argument in block.arguments])
-    replaced = read_replacements(main) or _replaced_trees(
-        trees, tensors, [graph.tensors[result] for result in graph.outputs]
-    )
+    trees, replaced = argument_trees(main), replaced_arguments(main)
     keys = frozenset(k for k, tensor in enumerate(tensors) if is_key(tensor))
     step = StepInputs(arguments, graph.outputs, replaced, keys, trees, tuple(reader.fed_back))
     search = search_batch(graph, step)
@@ -113,42 +106,6 @@ def mark_batch(main: ir.Operation, batch: FoundBatch) -> None:
 def mark_undecided(main: ir.Operation, error: UndecidedBatch) -> None:
     """Tell later passes why there is no batch."""
     write_no_batch(main, error.reason)
-
-
-def _trees(names: Sequence[str]) -> tuple[str, ...]:
-    """The tree that each argument is a leaf of: the first part of its name in which not all agree.
-    Arguments without a name stand alone."""
-    parts = [_NAME_PART.findall(name) for name in names]
-    depth = 1
-    while len({tuple(each[:depth]) for each in parts}) == 1 and all(
-        len(each) > depth for each in parts
-    ):
-        depth += 1
-    return tuple(".".join(each[:depth]) or f"#{number}" for number, each in enumerate(parts))
-
-
-def _replaced_trees(
-    trees: Sequence[str], arguments: Sequence[Tensor], results: Sequence[Tensor]
-) -> dict[int, int]:
-    """Argument -> result, for a step that donates nothing: trees of several leaves that come back
-    leaf by leaf are state."""
-    replaced: dict[int, int] = {}
-    for numbers in _runs(trees):
-        types = [arguments[number] for number in numbers]
-        taken = set(replaced.values())
-        # One leaf alone proves nothing: some result has the type of almost any argument.
-        for start in range(len(results) - len(types) + 1 if len(types) > 1 else 0):
-            span = range(start, start + len(types))
-            if taken.isdisjoint(span) and [results[k] for k in span] == types:
-                replaced.update(zip(numbers, span, strict=True))
-                break
-    return replaced
-
-
-def _runs(trees: Sequence[str]) -> Iterator[list[int]]:
-    """The numbers of the leaves of each tree."""
-    for _, group in groupby(range(len(trees)), key=lambda number: trees[number]):
-        yield list(group)
 
 
 def _undecided(main: ir.Operation, search: BatchSearch) -> str:

@@ -28,9 +28,10 @@ def normal(seed: int, *shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape) * 0.5
 
 
-def lower(step: Step, *arguments: Any, unroll: bool = True) -> ir.Module:
-    """The step as imported StableHLO; its first argument is the donated state."""
-    lowered = jax.jit(step, donate_argnums=0, keep_unused=True).lower(*arguments)
+def lower(step: Step, *arguments: Any, unroll: bool = True, donated: bool = True) -> ir.Module:
+    """The step as imported StableHLO; its first argument is the state, donated or not."""
+    donate = 0 if donated else ()
+    lowered = jax.jit(step, donate_argnums=donate, keep_unused=True).lower(*arguments)
     module = ir.Module.parse(lowered.as_text(debug_info=True), make_context())
     run_pipeline(module, f"builtin.module(shardopt-import{{unroll={str(unroll).lower()}}})")
     return module

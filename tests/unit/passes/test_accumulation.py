@@ -48,9 +48,9 @@ def updated(p: Any, grads: Any) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * g / PARTS, p, grads)
 
 
-def check_adopted(step: Step, *arguments: Any, count: int = 1) -> StepProgram:
+def check_adopted(step: Step, *arguments: Any, count: int = 1, donated: bool = True) -> StepProgram:
     """The loop is the microbatch loop, and all results are equal."""
-    original = lower(step, *arguments)
+    original = lower(step, *arguments, donated=donated)
     flat = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
     with original.context:
         expected = evaluate(original, flat)
@@ -76,11 +76,22 @@ def scanned(p: Any, x: jax.Array, y: jax.Array) -> Any:
     return updated(p, grads), loss / PARTS
 
 
-@pytest.mark.parametrize("count", [1, PARTS])
-def test_a_scan_over_parts(count: int) -> None:
-    program = check_adopted(scanned, params(), *batch(), count=count)
+@pytest.mark.parametrize(("count", "donated"), [(1, True), (PARTS, True), (PARTS, False)])
+def test_a_scan_over_parts(count: int, donated: bool) -> None:
+    program = check_adopted(scanned, params(), *batch(), count=count, donated=donated)
     assert len(program.loop.results) == 4, "the loss and one gradient a parameter"
     assert read_batch(program.main) == {3: 0, 4: 0}
+
+
+def test_state_of_one_array_that_is_not_donated() -> None:
+    def step(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        def add(grad: jax.Array, part: Any) -> Any:
+            x, y = part
+            return grad + jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w) - y) ** 2))(w), None
+
+        return w - lax.scan(add, jnp.zeros_like(w), in_parts(x, y))[0] / PARTS
+
+    check_adopted(step, normal(0, 3, 2), *batch(), donated=False)
 
 
 def test_a_loop_that_slices_by_its_counter() -> None:
@@ -397,10 +408,11 @@ def recurrent(p: Any, x: jax.Array, y: jax.Array) -> Any:
     return updated(p, jax.grad(loss)(p))
 
 
+@pytest.mark.parametrize("donated", [True, False])
 @pytest.mark.parametrize("step", [descended, over_experts, recurrent])
-def test_other_loops_are_not_taken_for_it(step: Step) -> None:
+def test_other_loops_are_not_taken_for_it(step: Step, donated: bool) -> None:
     p = normal(0, 3, 3, 3) if step is over_experts else params()
-    module = lower(step, p, *batch(), unroll=False)
+    module = lower(step, p, *batch(), unroll=False, donated=donated)
     with module.context:
         assert find_accumulation(main_of(module)) is None
 
