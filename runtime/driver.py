@@ -13,18 +13,18 @@ checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import CLUSTER, read_cluster
+from shardopt.dialect.custom_calls import custom_call_faults
 from shardopt.forms.exported_form import read_exported
 from shardopt.forms.exported_verify import verify_exported
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
 from shardopt.ir.io import load_module
-from shardopt.ir.rewriting import operations
 from shardopt.runtime.devices.gpus import chosen_platform
 from shardopt.runtime.faults import fault_fields
 from shardopt.runtime.options import BACKENDS, TRANSPORTS, RunOptions, WorkerOptions, with_keywords
@@ -38,13 +38,15 @@ from shardopt.runtime.state.periodic import PeriodicCheckpoints
 from shardopt.support.errors import UserError
 
 
-def prepare(module: ir.Module | bytes) -> Program:
-    """The program of an exported module, as `Plan.module` has it or read. Raises UserError with the
-    places of all faults in the module."""
+def prepare(module: ir.Module | bytes, custom_calls: str = "") -> Program:
+    """The program of an exported module, as `Plan.module` has it or read. Its custom calls are
+    those that XLA and JAX register, or these ("NAME,…"). Raises UserError with the places of all
+    faults in the module."""
     if isinstance(module, bytes):
         with make_context() as context:
-            return prepare(load_module(module, context))
-    faults = [*verify_exported(module), *_callbacks(module)]
+            return prepare(load_module(module, context), custom_calls)
+    native = custom_call_faults(module, custom_calls)
+    faults = [*verify_exported(module), *((op.location, fault) for op, fault in native)]
     if faults:
         raise DiagnosedError(*(diagnostic("error", where, message) for where, message in faults))
     program = replace(build_program(read_exported(module)), hosts=_cluster_hosts(module))
@@ -52,18 +54,6 @@ def prepare(module: ir.Module | bytes) -> Program:
     if problems:
         raise UserError("the module cannot be executed: " + "; ".join(problems))
     return program
-
-
-def _callbacks(module: ir.Module) -> Iterator[tuple[ir.Location, str]]:
-    """Calls of Python functions by their number in a process that is gone: native code would follow
-    it."""
-    for op in operations(module.operation, ("stablehlo.custom_call",)):
-        target = ir.StringAttr(op.attributes["call_target_name"]).value
-        if "python" in target and target.endswith("callback"):
-            yield (
-                op.location,
-                f"'@{target}' calls a Python function of the process that made the module",
-            )
 
 
 def _cluster_hosts(module: ir.Module) -> tuple[tuple[int, ...], ...]:

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
+from shardopt.dialect.custom_calls import check_custom_calls
 from shardopt.dialect.dtypes import numpy_dtype, numpy_name
 from shardopt.forms.exported_form import MAIN, find_function, function_type, static_shape
 from shardopt.forms.exported_program import StageFunction, TensorSpec
@@ -52,8 +53,10 @@ class Reference:
     """The unpartitioned module's `@main` on one CPU device, compiled once; shardings in it have no
     effect."""
 
-    def __init__(self, module: ir.Module) -> None:
-        """Raises UserError when the module has no `@main` of static shapes."""
+    def __init__(self, module: ir.Module, custom_calls: str = "") -> None:
+        """Raises UserError when the module has no `@main` of static shapes, or custom calls that
+        neither XLA nor JAX registers and that are not named."""
+        check_custom_calls(module, custom_calls)
         self._function = _whole_function(module)
         self._device = XlaMesh(_ONE_DEVICE)
         self._executable = self._device.compile(self._function)

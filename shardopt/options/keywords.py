@@ -75,6 +75,9 @@ class PlanKeywords(TypedDict, total=False):
     """Sharding annotations of the model: obey what fits, insist on all, or ignore them. Default:
     'keep'."""
 
+    custom_calls: str
+    """Custom calls to allow, by name, beside those that XLA and JAX register. Default: ''."""
+
     constraints: str | os.PathLike[str]
     """File of constraints on shardings, YAML or JSON (docs/guide/constraints.md). Default: ''."""
 
@@ -149,6 +152,9 @@ class ShardKeywords(TypedDict, total=False):
     annotations: Annotations
     """Sharding annotations of the model: obey what fits, insist on all, or ignore them. Default:
     'keep'."""
+
+    custom_calls: str
+    """Custom calls to allow, by name, beside those that XLA and JAX register. Default: ''."""
 
     constraints: str | os.PathLike[str]
     """File of constraints on shardings, YAML or JSON (docs/guide/constraints.md). Default: ''."""
@@ -232,6 +238,9 @@ class StepKeywords(TypedDict, total=False):
     annotations: Annotations
     """Sharding annotations of the model: obey what fits, insist on all, or ignore them. Default:
     'keep'."""
+
+    custom_calls: str
+    """Custom calls to allow, by name, beside those that XLA and JAX register. Default: ''."""
 
     constraints: str | os.PathLike[str]
     """File of constraints on shardings, YAML or JSON (docs/guide/constraints.md). Default: ''."""

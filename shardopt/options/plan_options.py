@@ -128,6 +128,14 @@ class PlanOptions:
         phases=("import", "shard", "intra"),
         functions=_EVERYWHERE,
     )
+    custom_calls: str = row(
+        "",
+        help="custom calls to allow, by name, beside those that XLA and JAX register",
+        phases=("import", "intra"),
+        functions=_EVERYWHERE,
+        in_file="no",  # a file from somewhere vouches for nothing
+        metavar="NAME,…",
+    )
     constraints: str = row(
         "",
         help="file of constraints on shardings, YAML or JSON (docs/guide/constraints.md)",

@@ -34,6 +34,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "split-branches",
         "batch-gathers",
         "normalize",
+        "check-custom-calls",
         "verify-imported",
     ),
     "microbatches": ("split-microbatches", "verify-microbatched"),

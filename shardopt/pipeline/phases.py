@@ -65,6 +65,8 @@ PHASES: tuple[Phase, ...] = (
             # again: of loops that were one behind the other, forward and backward, or that had
             # their first part outside, copies are left now
             When("unroll", ("shardopt-roll-parts", "canonicalize,cse")),
+            # behind all that drops what nobody reads: what is left runs
+            "shardopt-check-custom-calls",
             "shardopt-verify-imported",
         ),
     ),

@@ -97,11 +97,12 @@ class Plan:
     run = with_keywords(RunOptions, _run_of)
 
     def program(self) -> Program:
-        """What the runtime executes. Raises UserError as `shardopt.prepare` does."""
+        """What the runtime executes, with the custom calls that the options allow. Raises UserError
+        as `shardopt.prepare` does."""
         from shardopt.runtime.driver import prepare
 
         with self.loaded as modules:
-            return prepare(modules[self.module])
+            return prepare(modules[self.module], self.options.custom_calls)
 
     def to_exported(self) -> Any:
         """For a plan with one stage and one microbatch: the model as one `jax.export.Exported`,
@@ -186,8 +187,10 @@ class Plan:
         }
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Plan:
-        """Read a plan directory. Raises UserError that names the missing or foreign file."""
+    def load(path: str | os.PathLike[str], custom_calls: str = "") -> Plan:
+        """Read a plan directory. `custom_calls` names those that may run beside what XLA and JAX
+        register; a directory vouches for none. Raises UserError that names the missing or foreign
+        file."""
         from shardopt.planfile.plan_file import load_plan_file
         from shardopt.report.plan_summary import summarize
 
@@ -206,7 +209,9 @@ class Plan:
                 (Path(name).stem.partition("-")[2], read_plan_part(folder, name)) for name in dumps
             ),
             summary,
-            PlanOptions(**{"cluster": summary.cluster, **described.options}),
+            PlanOptions(
+                **{"cluster": summary.cluster, **described.options, "custom_calls": custom_calls}
+            ),
             loaded=loaded,
         )
 

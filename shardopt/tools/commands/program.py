@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardopt.support.errors import UserError
 from shardopt.tools.common import console
-from shardopt.tools.run.inputs import read_program
+from shardopt.tools.run.inputs import add_program_flags, read_program
 
 if TYPE_CHECKING:
     from shardopt.runtime.program.instructions import Program
@@ -23,9 +23,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "program", type=Path, metavar="PLAN", help="plan directory, or file of a module"
     )
-    parser.add_argument(
-        "--entry", metavar="NAME", help="function of the module that is shown (default: main)"
-    )
+    add_program_flags(parser)
     parser.add_argument("--mesh", metavar="NAME", help="only the list of this mesh")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -41,7 +39,7 @@ def _program(args: argparse.Namespace) -> None:
     from shardopt.runtime.program.json_form import only_mesh, readable_json
     from shardopt.runtime.program.text import format_program
 
-    program, _ = read_program(args.program, args.entry)
+    program, _ = read_program(args.program, args.entry, args.custom_calls)
     if args.mesh is not None:
         known = [part.mesh.name for part in program.meshes]
         if args.mesh not in known:

@@ -20,11 +20,14 @@ _OK, _ILL_CONDITIONED, _DIFFERS = "ok", "ill-conditioned", "DIFFERS"
 
 
 def plan_reference(plan: Plan) -> Function:
-    """The model that a plan was made for, on one device."""
+    """The model that a plan was made for, on one device. Raises UserError for custom calls that
+    may not run."""
     from shardopt.runtime.reference import Reference
 
     with plan.loaded as modules:
-        return Reference(modules.read(plan.original, name="original.mlirbc"))
+        original = modules.read(plan.original, name="original.mlirbc")
+        # What the plan makes of the model is one file, and the model another.
+        return Reference(original, plan.options.custom_calls)
 
 
 def check(

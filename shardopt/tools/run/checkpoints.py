@@ -12,6 +12,7 @@ from shardopt.tools.common import count
 
 if TYPE_CHECKING:
     from shardopt.runtime.errors import MeshError
+    from shardopt.runtime.restart import Recovery
     from shardopt.runtime.state.periodic import CheckpointOptions
 
 
@@ -87,16 +88,31 @@ def has_checkpoint(args: argparse.Namespace, step: int) -> bool:
     return folder is not None and any(each == step for each, _ in checkpoints(folder))
 
 
-def tell_restart(error: MeshError, step: int) -> None:
+def recovery(args: argparse.Namespace) -> Recovery:
+    """How a run begins, and what becomes of it when a mesh fails."""
+    from shardopt.runtime.restart import Recovery
+
+    return Recovery(
+        args.checkpoint_dir,
+        args.resume,
+        args.restarts,
+        _tell_restart,
+        args.resume_from,
+        _tell_resumed,
+        _tell_left_out,
+    )
+
+
+def _tell_restart(error: MeshError, step: int) -> None:
     print(f"warning: {error}", file=sys.stderr)
     print(f"note: starting again from step {step}", file=sys.stderr)
 
 
-def tell_resumed(checkpoint: Place, step: int) -> None:
+def _tell_resumed(checkpoint: Place, step: int) -> None:
     print(f"note: going on from '{checkpoint}', at step {step}", file=sys.stderr)
 
 
-def tell_left_out(text: str) -> None:
+def _tell_left_out(text: str) -> None:
     print(f"warning: {text}; the steps before it run again", file=sys.stderr)
 
 

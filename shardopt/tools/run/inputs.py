@@ -3,6 +3,7 @@ and arrays."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import zipfile
 from collections import Counter
@@ -20,9 +21,24 @@ if TYPE_CHECKING:
     from shardopt.runtime.program.instructions import Program
 
 
-def read_program(path: Path, entry: str | None = None) -> tuple[Program, Plan | None]:
+def add_program_flags(parser: argparse.ArgumentParser) -> None:
+    """How a plan or module is read."""
+    parser.add_argument(
+        "--entry", metavar="NAME", help="function of the module that is taken (default: main)"
+    )
+    parser.add_argument(
+        "--custom-calls",
+        default="",
+        metavar="NAME,…",
+        help="custom calls to allow, beside those that XLA and JAX register",
+    )
+
+
+def read_program(
+    path: Path, entry: str | None = None, custom_calls: str = ""
+) -> tuple[Program, Plan | None]:
     """Of a plan directory, with the plan; or of a file with a module, whose function `entry` is
-    run. Raises UserError."""
+    run. `custom_calls` are names that are allowed. Raises UserError."""
     from shardopt.frontend.plans.plan import Plan
     from shardopt.ir.context import make_context
     from shardopt.runtime.driver import prepare
@@ -30,10 +46,10 @@ def read_program(path: Path, entry: str | None = None) -> tuple[Program, Plan | 
     if not path.is_file():
         if entry is not None:
             raise UserError(f"--entry names a function of a module; '{path}' is a plan")
-        plan = Plan.load(path)
+        plan = Plan.load(path, custom_calls)
         return plan.program(), plan
     with make_context() as context:
-        return prepare(_runnable(path, entry, context)), None
+        return prepare(_runnable(path, entry, context), custom_calls), None
 
 
 def module_reference(path: Path, entry: str | None) -> Callable[..., list[np.ndarray]]:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from pathlib import Path
 
 import pytest
+from jaxlib.mlir import ir
 
 import shardopt
+from shardopt.frontend.plans.plan import Plan
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.ir.rewriting import operations
+from shardopt.runtime.driver import prepare
 from shardopt.runtime.errors import (
     Cancelled,
     FailureKind,
@@ -19,6 +26,7 @@ from shardopt.runtime.errors import (
     mesh_error,
 )
 from shardopt.support.errors import UserError
+from shardopt.tools.run.check import plan_reference
 
 CAUSES = {
     "m2": MeshError(
@@ -89,15 +97,49 @@ def test_broken_connections_are_consequences() -> None:
     } == {FailureKind.CUT}
 
 
-def test_a_module_that_calls_python_by_number_is_refused() -> None:
+_CALL = """
+func.func public @main(%b: tensor<8xf32>) -> tensor<8xf32> {
+  %0 = stablehlo.custom_call @{target}(%b) {api_version = 4 : i32, backend_config = {index = 5 : ui64}}
+      : (tensor<8xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}"""
+
+
+def _planned(target: str, **options: str) -> Plan:
+    text = _CALL.replace("{target}", target)
+    return shardopt.optimize(text.encode(), "cpu-test:1x1", microbatches=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("target", "fault"),
+    [
+        ("xla_ffi_python_cpu_callback", "calls a Python function of the process that made"),
+        ("mine", "neither XLA nor JAX registers"),
+    ],
+)
+def test_custom_calls_that_are_not_known_are_refused_when_planned(target: str, fault: str) -> None:
+    with pytest.raises(UserError, match=f"^-:3:8: error: '@{target}' .*{fault}"):
+        _planned(target)
+
+
+def test_a_plan_folder_vouches_for_no_custom_call(tmp_path: Path) -> None:
+    """Whoever wrote it may have edited all of it: who runs it says what may be called."""
+    folder = _planned("mine", custom_calls="mine").save(tmp_path / "plan")
+    assert "custom_calls" not in (folder / "plan.json").read_text()
+    with pytest.raises(UserError, match="'@mine' is a custom call that neither"):
+        Plan.load(folder).program()
+    with pytest.raises(UserError, match="'@mine' is a custom call that neither"):
+        plan_reference(Plan.load(folder))  # `run --check` executes the model, too
+    assert Plan.load(folder, custom_calls="mine").program().meshes
+
+
+def test_a_module_that_calls_python_by_number_is_refused_when_loaded() -> None:
     """Native code would follow the number of a function of another process, and end this one."""
-    target, number = "xla_ffi_python_cpu_callback", "index = 5 : ui64"
-    text = f"""
-    func.func public @main(%b: tensor<8xf32>) -> tensor<8xf32> {{
-      %0 = stablehlo.custom_call @{target}(%b) {{api_version = 4 : i32, backend_config = {{{number}}}}}
-          : (tensor<8xf32>) -> tensor<8xf32>
-      return %0 : tensor<8xf32>
-    }}"""
-    plan = shardopt.optimize(text.encode(), "cpu-test:1x1", microbatches=1)
-    with pytest.raises(UserError, match=f"'@{target}' calls a Python function of the process"):
-        plan.program()
+    plan = _planned("mine", custom_calls="mine")
+    with make_context():
+        module = load_module(plan.module, ir.Context.current)
+        (call,) = operations(module.operation, ("stablehlo.custom_call",))
+        target = "xla_ffi_python_cpu_callback"
+        call.attributes["call_target_name"] = ir.StringAttr.get(target)
+        with pytest.raises(UserError, match=f"'@{target}' calls a Python function of the process"):
+            prepare(module, custom_calls=target)
