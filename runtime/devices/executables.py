@@ -4,14 +4,15 @@ XLA compiles without Python's lock, so that functions are compiled at the same t
 process as it has cores. What it made is kept in the store (`shardopt.caching`, entries of kind
 "executables") under the hash of all that decides: the module's bytecode, the compile options with
 the device assignment, flags, versions, and the machine's instruction set. An entry that XLA does
-not take back is dropped and made again. Reading an entry runs machine code from it: the folder must
-be the user's own, as it is by default."""
+not take back is dropped and made again. Reading an entry runs machine code from it, so nothing is
+read from or kept in a folder that another user may write to."""
 
 from __future__ import annotations
 
 import os
 import platform
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -23,6 +24,7 @@ import jaxlib
 from jaxlib import xla_client as xc
 
 from shardopt.caching.store import Store
+from shardopt.support.files import stranger_may_change
 
 KIND = "executables"
 _CPUINFO = Path("/proc/cpuinfo")
@@ -52,7 +54,7 @@ def load_or_compile(devices: list[Any], bytecode: bytes, options: Any, store: St
     over processes, each keeps what it made: XLA compiles without the others, and who runs where is
     part of the key."""
     client = devices[0].client
-    if store is None:
+    if store is None or not _is_private(store.folder / KIND):
         # Not for a DeviceList: compiling iterates it, and in jaxlib 0.11.2 threads that did so at
         # the same time ended the process (`PyDeviceList::Iter`, SIGSEGV).
         return client.compile_and_load(bytecode, tuple(devices), options)
@@ -102,6 +104,19 @@ def _key(devices: list[Any], bytecode: bytes, options: Any) -> str:
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()
+
+
+@cache
+def _is_private(folder: Path) -> bool:
+    """Whether only this user can lay machine code there. Warns, once for a folder, if not."""
+    part = stranger_may_change(folder)
+    if part is not None:
+        warnings.warn(
+            f"executables are not kept in '{folder.parent}': other users may change '{part}'",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return part is None
 
 
 @cache

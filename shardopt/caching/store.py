@@ -84,7 +84,9 @@ class Store:
         """Keep an entry; the last of several writers wins."""
         path = self._path(kind, key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            for part in (self.folder, path.parent.parent, path.parent):
+                part.mkdir(mode=0o700, exist_ok=True)  # whatever the umask leaves to a group
             handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
             try:
                 with os.fdopen(handle, "wb") as file:

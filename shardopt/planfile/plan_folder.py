@@ -22,12 +22,15 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from shardopt.support.errors import UserError
+from shardopt.support.files import read_regular
 
 PLAN_FILE = "plan.json"
 SUMS_FILE = "files.sha256"
 
-# What plans consisted of before they said so in files.sha256.
-_WRITTEN_BEFORE_SUMS = (
+# What plans consist of. Before there was files.sha256, all that matched was theirs; a line of it
+# that names something else was not written by a plan.
+_PARTS = (
+    PLAN_FILE,
     "module.mlirbc",
     "original.mlirbc",
     "timeline.svg",
@@ -103,7 +106,7 @@ def read_plan_part(folder: Path, name: str) -> bytes:
     """One file of a plan. Raises UserError when it cannot be read or is not what was written."""
     path = folder / name
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise UserError(
             f"cannot read '{path}': {error.strerror} (expected a directory of `shardopt plan`)"
@@ -158,11 +161,11 @@ def _replace(folder: Path, staging: Path, files: Mapping[str, bytes]) -> None:
 def _written(folder: Path) -> set[str]:
     """Files of an earlier plan in the folder, by relative name, that are there."""
     if (folder / SUMS_FILE).is_file():
-        names = set(_sums(folder))
+        names = {name for name in _sums(folder) if any(map(PurePosixPath(name).match, _PARTS))}
     elif (folder / PLAN_FILE).is_file():
         names = {
             path.relative_to(folder).as_posix()
-            for pattern in _WRITTEN_BEFORE_SUMS
+            for pattern in _PARTS
             for path in folder.glob(pattern)
         }
     else:
@@ -174,7 +177,7 @@ def _sums(folder: Path) -> dict[str, str]:
     """The checksums of the plan's files; lines that no plan writes are left out, such as those that
     would name a file elsewhere."""
     try:
-        text = (folder / SUMS_FILE).read_text(encoding="utf-8")
+        text = read_regular(folder / SUMS_FILE).decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return {}
     matches = filter(None, map(_SUM_LINE.fullmatch, text.splitlines()))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardopt.support.errors import UserError
+from shardopt.support.files import read_regular
 from shardopt.support.readers import ValueReader
 
 
@@ -37,7 +38,7 @@ def read_document(reader: ValueReader, value: Any, file: str) -> Any:
 def read_text(path: Path, what: str) -> str:
     """The text of a file; raises UserError that calls it `what`."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode("utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot read the {what}: {error.strerror}") from None
     except ValueError:  # not UTF-8, or a name that no file can have

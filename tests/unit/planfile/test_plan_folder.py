@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardopt.planfile import plan_folder
+from shardopt.planfile.plan_file import load_plan_file
 from shardopt.planfile.plan_folder import (
     check_target,
     plan_parts,
@@ -141,6 +142,38 @@ def test_sums_that_lead_out_of_the_folder_remove_nothing(tmp_path: Path) -> None
         sums.write_text(sums.read_text() + f"{'0' * 64}  {name}\n")
     write_plan_folder(tmp_path / "plan", SECOND)
     assert (tmp_path / "victim").read_bytes() == b"mine"
+
+
+def test_sums_that_name_what_no_plan_writes_remove_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "plan"
+    write_plan_folder(folder, FIRST)
+    others = {"weights.npz": b"mine", "step-12/manifest.json": b"mine", "ir/notes.txt": b"mine"}
+    sums = folder / plan_folder.SUMS_FILE
+    for name, data in others.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+        sums.write_text(sums.read_text() + f"{'0' * 64}  {name}\n")
+    write_plan_folder(folder, SECOND)
+    assert contents(folder) == SECOND | others
+
+
+@pytest.mark.parametrize("name", ["module.mlirbc", "plan.json", plan_folder.SUMS_FILE])
+@pytest.mark.parametrize("what", ["pipe", "device", "folder"])
+def test_what_has_no_end_is_not_read(tmp_path: Path, name: str, what: str) -> None:
+    folder = tmp_path / "plan"
+    write_plan_folder(folder, FIRST)
+    (folder / name).unlink()
+    if what == "pipe":
+        os.mkfifo(folder / name)
+    elif what == "device":
+        (folder / name).symlink_to("/dev/zero")
+    else:
+        (folder / name).mkdir()
+    if name == plan_folder.SUMS_FILE:
+        assert read_plan_part(folder, "module.mlirbc") == b"first"
+        return
+    with pytest.raises(UserError, match=r"regular file|directory"):
+        load_plan_file(str(folder / name)) if name == "plan.json" else read_plan_part(folder, name)
 
 
 def test_what_is_not_a_plan_is_left_alone(tmp_path: Path) -> None:

@@ -56,6 +56,20 @@ def test_what_was_compiled_is_found_again(store: Store, monkeypatch: pytest.Monk
     assert entry.read_bytes() == content
 
 
+@pytest.mark.parametrize("open_part", ["cache", "cache/executables"])
+def test_machine_code_is_neither_read_nor_kept_where_others_may_write(
+    store: Store, open_part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_update(store)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in store.folder.rglob("*"))
+    executables._is_private.cache_clear()
+    (store.folder.parent / open_part).chmod(0o777)
+    monkeypatch.setattr(Store, "get", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(Store, "put", lambda *_: pytest.fail("kept"))
+    with pytest.warns(RuntimeWarning, match=f"not kept in .* may change '.*/{open_part}'"):
+        np.testing.assert_allclose(compile_update(store), 0.98, rtol=1e-6)
+
+
 def test_other_options_are_another_entry(store: Store) -> None:
     compile_update(store)
     # Tests run without most optimizations anyway, which in jaxlib 0.11 and later is all of quick.
