@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ import pytest
 import shardopt
 from examples.gpt import init_params, make_train_step
 from shardopt.frontend.steps.state_array import StateArray
+from shardopt.runtime import driver
+from shardopt.runtime.errors import MeshError
+from shardopt.runtime.faults import Fault
+from shardopt.runtime.options import RunOptions
 from shardopt.runtime.run import Run
+from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
 from tests.e2e.models import BATCH, GPT
 
@@ -236,6 +242,75 @@ def test_workers_start_again_after_close_and_after_a_failure(
         step(params, x, y)
     assert_same(step(params, x, y), first)
     step.close()
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Steps at which the workers of attempt k raise; the number of attempts is what is gone."""
+    steps: list[int] = []
+    start = driver.start_run
+
+    def start_failing(program: Any, options: RunOptions) -> Run:
+        faults = [Fault("raise", "m1", 0, steps.pop(0), 3)] if steps else []
+        return start(program, replace(options, faults=faults))
+
+    monkeypatch.setattr(driver, "start_run", start_failing)
+    return steps
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["whole", "lazy"])
+def test_restarts_go_on_as_if_nothing_had_happened(
+    mlp: Any, failing: list[int], tmp_path: Path, lazy: bool
+) -> None:
+    """Also where a restarted step fails, and one that is run again for the sake of a later one; and
+    arguments that did not change are brought to the new workers, too."""
+    params, x, y = mlp
+    batches = [x * scale for scale in (1.0, 1.0, -1.0, 0.5, 0.5, 2.0, 1.0)]
+
+    def train(step: Any) -> tuple[Any, list[Any]]:
+        state, losses = params, []
+        for batch in batches:
+            results = step(state, batch, y)
+            state, loss = results["params"], results["loss"]
+            losses.append(loss)
+        return jax.tree.map(np.asarray, state), losses
+
+    options = {**PIPELINE, "donate_argnums": 0, "lazy_state": lazy}
+    with shardopt.parallelize(mlp_step, **options) as step:
+        expected = train(step)
+    failing += [0, 1, 3, 4, 4]
+    checkpoints = CheckpointOptions(tmp_path / "checkpoints", every=2, background=False)
+    with shardopt.parallelize(mlp_step, **options, restarts=5, checkpoints=checkpoints) as step:
+        with pytest.warns(RuntimeWarning, match=r"mesh 'm1', host 0, step \d, .*; starting again"):
+            found = train(step)
+        (session,) = step.sessions
+        assert session.run.steps_done == len(batches)
+    assert failing == []
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_state_that_was_made_on_the_workers_is_made_again(mlp: Any, failing: list[int]) -> None:
+    params, x, y = mlp
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, x, y))
+    options = {**PIPELINE, "donate_argnums": 0}
+
+    def first(**more: int) -> Any:
+        with shardopt.parallelize(mlp_step, **options, **more) as step:
+            made = step.start(*shapes).create(lambda: jax.tree.map(lambda a: 0.5 * a, params))
+            return step(made, x, y)
+
+    expected = first()
+    failing += [0, 0]
+    with pytest.raises(MeshError), pytest.warns(RuntimeWarning, match="starting again"):
+        first(restarts=1)
+    failing += [0]
+    with pytest.warns(RuntimeWarning, match="starting again"):
+        found = first(restarts=1)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    with pytest.raises(UserError, match="restarts with lazy_state=True need checkpoints"):
+        shardopt.parallelize(mlp_step, **options, lazy_state=True, restarts=1)
+    with pytest.raises(UserError, match="expected restarts to be an integer of at least 0"):
+        shardopt.parallelize(mlp_step, **options, restarts=-1)
 
 
 def test_errors_name_the_argument(mlp: Any) -> None:

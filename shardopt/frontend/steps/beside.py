@@ -27,6 +27,7 @@ from shardopt.support.errors import UserError
 if TYPE_CHECKING:
     from shardopt.frontend.plans.plan import Plan
     from shardopt.frontend.steps.parallelized import Parallelized
+    from shardopt.runtime.run import Run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,7 +57,7 @@ class Beside(Generic[P, R]):
         functools.update_wrapper(self, fun)
         self._fun, self._main, self._static = fun, main, static
         self._batch, self._microbatches = batch, microbatches
-        self._attached: dict[tuple[Session, Signature, tuple[Any, ...]], Attached] = {}
+        self._attached: dict[tuple[Run, Signature, tuple[Any, ...]], Attached] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run once, for arguments of which some are state on the workers. Raises UserError,
@@ -110,9 +111,9 @@ class Beside(Generic[P, R]):
 
     def _attach(self, call: StepCall, main: Session, held: Mapping[int, int]) -> Attached:
         # Workers that have ended take what was beside them along.
-        running = set(self._main.sessions)
+        running = {session.run for session in self._main.sessions}
         self._attached = {key: each for key, each in self._attached.items() if key[0] in running}
-        key = main, call.signature, tuple(held.items())
+        key = main.run, call.signature, tuple(held.items())
         if key not in self._attached:
             self._attached[key] = self._plan(call, main, held)
         return self._attached[key]

@@ -33,6 +33,7 @@ from shardopt.frontend.steps.step_call import ArgumentNumbers, batch_dimensions
 from shardopt.options.keywords import StepKeywords
 from shardopt.options.names import BackendName, PlatformName, TransportName
 from shardopt.options.signatures import shows_options
+from shardopt.runtime.health.limits import Limits
 from shardopt.runtime.options import BACKENDS, RunOptions
 from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
@@ -84,6 +85,18 @@ class ParallelizeKeywords(StepKeywords, total=False):
     checkpoints: CheckpointOptions | None
     """Where and how often the state is written; `start(…).load(folder)` goes on from there.
     Default: None."""
+
+    limits: Limits
+    """When a run that does not get on is given up. Default: `Limits()`."""
+
+    memory_limit_bytes: int | None
+    """Refuse a plan in which a device would hold more. Default: None."""
+
+    compile_cache: bool
+    """Keep executables on disk. Default: True."""
+
+    restarts: int
+    """Start other workers so often when a mesh fails, and repeat the step. Default: 0."""
 
 
 # Of `ParallelizeKeywords`, what is said to the run.
@@ -152,11 +165,14 @@ def parallelize(
                      every result is a `jax.Array`, so each step downloads the state
     options          of the run, which are fields of `RunOptions`: backend "local" (threads of this
                      process, the default), "process" (processes) or "ray" (actors), platform,
-                     share_gpus, transport, ray_address, devices_per_host, quick_compile, trace,
-                     watchdog_seconds, and checkpoints: where and how often the state is written,
-                     from which `start(…).load(folder)` goes on; cache=False: as of
-                     `shardopt.optimize`; and options of planning (docs/reference/options.md), such
-                     as microbatches
+                     share_gpus, transport, ray_address, devices_per_host, quick_compile,
+                     compile_cache, memory_limit_bytes, trace, watchdog_seconds, limits: when a run
+                     that does not get on is given up, and checkpoints: where and how often the
+                     state is written, from which `start(…).load(folder)` goes on. restarts=R: start
+                     other workers up to R times when a mesh fails, and repeat the step, with
+                     lazy_state from the newest checkpoint; what steps since then were given is
+                     kept for that; cache=False: as of `shardopt.optimize`; and options of planning
+                     (docs/reference/options.md), such as microbatches
 
     Steps of Flax NNX change the modules that they are given, and are passed as they are or under
     `nnx.jit`: modules are state. Steps of Equinox are passed as they are or under
@@ -164,14 +180,17 @@ def parallelize(
 
     Raises UserError, here for wrong options and in calls for functions and arguments that cannot be
     planned."""
-    check_names("parallelize", options, ("cache", *_OF_RUN))
+    check_names("parallelize", options, ("cache", "restarts", *_OF_RUN))
     told = {name: value for name, value in options.items() if name in _OF_RUN}
     run_options = RunOptions(**told)  # type: ignore[arg-type]
     if run_options.backend not in BACKENDS:
         raise UserError(f"parallelize: {unknown_name('backend', run_options.backend, BACKENDS)}")
     if not isinstance(lazy_state, bool):
         raise UserError(f"expected lazy_state to be True or False, found {lazy_state!r}")
-    planning = {name: value for name, value in options.items() if name not in _OF_RUN}
+    restarts = _restarts(options.get("restarts", 0), run_options, lazy_state=lazy_state)
+    planning = {
+        name: value for name, value in options.items() if name not in (*_OF_RUN, "restarts")
+    }
     planning["cluster"] = path_text("cluster", cluster)
     donated = argument_numbers("donate_argnums", donate_argnums)
     donated_names = argument_names("donate_argnames", donate_argnames)
@@ -190,6 +209,18 @@ def parallelize(
             except ValueError as error:  # of arguments that the function has not
                 raise UserError(f"parallelize: {error}") from error
         tracing = Tracing(jitted, static, donated, donated_names)
-        return Parallelized(fun, tracing, planning, batch, run_options, lazy_state=lazy_state)
+        return Parallelized(
+            fun, tracing, planning, batch, run_options, lazy_state=lazy_state, restarts=restarts
+        )
 
     return decorate if fun is None else decorate(fun)  # type: ignore[return-value]
+
+
+def _restarts(restarts: object, options: RunOptions, *, lazy_state: bool) -> int:
+    if type(restarts) is not int or restarts < 0:
+        raise UserError(f"expected restarts to be an integer of at least 0, found {restarts!r}")
+    if restarts and lazy_state and options.checkpoints is None:
+        raise UserError(
+            "restarts with lazy_state=True need checkpoints: the workers alone have the state"
+        )
+    return restarts

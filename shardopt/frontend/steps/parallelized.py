@@ -22,6 +22,7 @@ from shardopt.frontend.calls.static_arguments import StaticArguments
 from shardopt.frontend.planning.optimize import optimize
 from shardopt.frontend.steps.beside import Beside
 from shardopt.frontend.steps.planning_progress import planning_progress
+from shardopt.frontend.steps.replay import Replay
 from shardopt.frontend.steps.session import Session
 from shardopt.frontend.steps.state_array import StateArray
 from shardopt.frontend.steps.step_call import (
@@ -37,6 +38,7 @@ from shardopt.options.names import PlatformName
 from shardopt.runtime.backends.ray_actors import connected_gpus
 from shardopt.runtime.devices.gpu_drivers import gpu_kind
 from shardopt.runtime.devices.gpus import chosen_platform
+from shardopt.runtime.errors import MeshError
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -128,6 +130,7 @@ class Parallelized(Generic[P, R]):
         run_options: RunOptions,
         *,
         lazy_state: bool,
+        restarts: int = 0,
     ) -> None:
         functools.update_wrapper(self, fun)
         self._fun = fun
@@ -136,6 +139,7 @@ class Parallelized(Generic[P, R]):
         self._batch = batch
         self._run_options = run_options
         self._lazy_state = lazy_state
+        self._restarts = restarts  # that are left
         self._planned: dict[Signature, Planned] = {}
         self._sessions: dict[Signature, Session] = {}
 
@@ -162,8 +166,8 @@ class Parallelized(Generic[P, R]):
         return gpu_kind() or "cuda"  # a driver of workers on other machines may have no plugin
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run one step. Raises UserError, and MeshError when a worker fails: the next call then
-        starts new ones."""
+        """Run one step. Raises UserError, and MeshError when a worker fails once more than is to be
+        restarted: the next call then starts new ones."""
         call = step_call(self._fun, self._tracing.static, args, kwargs)
         leaves = call.arrays
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
@@ -172,10 +176,9 @@ class Parallelized(Generic[P, R]):
             )
         planned = self._plan(call)
         session = self._session(call.signature, planned)
+        kept = [leaves[number] for number in planned.exported.module_kept_var_idx]
         try:
-            results = session.step(
-                [leaves[number] for number in planned.exported.module_kept_var_idx]
-            )
+            results = self._step(session, planned, kept)
         except UserError:  # nothing has run yet
             raise
         except BaseException:
@@ -364,21 +367,53 @@ class Parallelized(Generic[P, R]):
         )
         return looked_at, finish_and_look
 
+    def _step(self, session: Session, planned: Planned, leaves: Sequence[Any]) -> list[Any]:
+        """One step, with other workers where it fails, as long as that may be."""
+        failure: MeshError | None = None
+        while True:
+            try:
+                if failure is not None:
+                    self._start_again(session, planned, leaves, failure)
+                return session.step(leaves)
+            except (MeshError, RuntimeError) as error:
+                # What has failed beside this function is the cause of the other kind.
+                failure = error if isinstance(error, MeshError) else _failure_behind(error)
+                if failure is None or not self._restarts:
+                    raise
+                self._restarts -= 1
+                warnings.warn(f"{failure}; starting again", RuntimeWarning, stacklevel=3)
+
+    def _start_again(
+        self, session: Session, planned: Planned, leaves: Sequence[Any], failure: MeshError
+    ) -> None:
+        session.close()
+        try:
+            session.again(self._start(planned), leaves)
+        except UserError as error:  # such as too few devices: no other attempt will do
+            raise failure from error
+
+    def _start(self, planned: Planned) -> Run:
+        from shardopt.runtime.driver import start_run
+
+        options = replace(self._run_options, platform=self._platform)
+        return start_run(planned.plan.program(), options)
+
     def _session(self, signature: Signature, planned: Planned) -> Session:
         if signature not in self._sessions:
-            from shardopt.runtime.driver import start_run
-
             kept = [signature.avals[number] for number in planned.exported.module_kept_var_idx]
             self._sessions[signature] = Session(
-                start_run(
-                    planned.plan.program(), replace(self._run_options, platform=self._platform)
-                ),
+                self._start(planned),
                 kept,
                 planned.exported.out_avals,
                 lazy_state=self._lazy_state,
                 platform=self.export_platform,
+                replay=Replay(self._run_options.checkpoints) if self._restarts else None,
             )
         return self._sessions[signature]
+
+
+def _failure_behind(error: RuntimeError) -> MeshError | None:
+    return error.__cause__ if isinstance(error.__cause__, MeshError) else None
 
 
 def _unchanged(results: Any, call: StepCall) -> Any:

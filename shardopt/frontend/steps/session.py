@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from shardopt.frontend.calls.jax_internals import like
+from shardopt.frontend.steps.replay import Replay
 from shardopt.frontend.steps.state_array import StateArray
 from shardopt.runtime.run import Outputs, Run
 
@@ -26,7 +27,8 @@ _IMMUTABLE = (jax.Array, bool, int, float, complex, np.generic)
 
 class Session:
     """One run, fed with the flat arguments of the module. `inputs` and `outputs` are their abstract
-    values; the workers run what is exported for `platform`."""
+    values; the workers run what is exported for `platform`. With `replay` it can go on with other
+    workers (`again`)."""
 
     def __init__(
         self,
@@ -36,12 +38,16 @@ class Session:
         *,
         lazy_state: bool = False,
         platform: str = "cpu",
+        replay: Replay | None = None,
     ) -> None:
         self.run = run
         self._platform = platform
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._lazy_state = lazy_state
+        self._replay = replay
+        self._step = 0  # of the last call
+        self._pending: dict[int, np.ndarray] = {}  # what new workers have not been given yet
         self._uploaded: dict[int, Any] = {}
         aliases = {number: argument.alias for number, argument in enumerate(run.program.arguments)}
         self._state = {number: alias for number, alias in aliases.items() if alias is not None}
@@ -52,17 +58,33 @@ class Session:
 
         Raises UserError, MeshError.
         """
+        self._step = self.run.steps_done
         changed = [number for number, leaf in enumerate(leaves) if not self._is_held(number, leaf)]
         values = {number: to_numpy(leaves[number], self._inputs[number]) for number in changed}
         if not self._uploaded:
-            self.run.load([values[number] for number in range(len(leaves))])
+            self._load([values[number] for number in range(len(leaves))])
             values = {}
+        values = {**self._pending, **values}
         outputs = self.run.step(values)
         results = self._results(outputs)
+        self._pending = {}
+        if self._replay is not None and self._lazy_state:
+            self._replay.add(self.run, values)
         self._uploaded = dict(enumerate(leaves)) | {
             number: results[alias] for number, alias in self._state.items()
         }
         return results
+
+    def again(self, run: Run, leaves: Sequence[Any]) -> None:
+        """Go on with other workers, which have done nothing yet, where the last call of `step`,
+        with these `leaves`, has failed. Raises UserError, MeshError."""
+        self.run = run
+        if all(not isinstance(leaf, StateArray) or leaf.is_here for leaf in leaves):
+            self._uploaded = {}  # the next step brings all of them
+        else:
+            assert self._replay is not None
+            self._pending = self._replay.onto(run)
+        run.steps_done = self._step
 
     def create(self, init: Callable[..., Any], *args: Any) -> Any:
         """Have the workers compute the state: `init(*args)` returns what the donated arguments are
@@ -78,9 +100,13 @@ class Session:
         leaves = jax.tree.leaves(args)
         kept = exported.module_kept_var_idx
         values = [to_numpy(leaves[number], exported.in_avals[number]) for number in kept]
-        with make_context() as context:
-            module = load_module(exported.mlir_module_serialized, context, name="init")
-            self.run.initialize(module, list(self._state), values)
+
+        def begin(run: Run) -> None:
+            with make_context() as context:
+                module = load_module(exported.mlir_module_serialized, context, name="init")
+                run.initialize(module, list(self._state), values)
+
+        self._begin(begin)
         return jax.tree.unflatten(exported.out_tree, self._hold_state())
 
     def hold(self, arrays: Mapping[int, Any]) -> None:
@@ -100,7 +126,7 @@ class Session:
     def load(self, path: str | os.PathLike[str]) -> list[StateArray]:
         """The state of a checkpoint, or of the newest in a folder, of any plan of the model: what
         the donated arguments are to be, leaf by leaf. Raises UserError, MeshError."""
-        self.run.restore(path)
+        self._begin(lambda run: run.restore(path))
         return self._hold_state()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -109,6 +135,19 @@ class Session:
 
     def close(self) -> None:
         self.run.close()
+
+    def _load(self, values: Sequence[np.ndarray]) -> None:
+        others = {k: value for k, value in enumerate(values) if k not in self._state}
+        self._begin(lambda run: run.load(values), others)
+
+    def _begin(
+        self, begin: Callable[[Run], None], others: Mapping[int, np.ndarray] | None = None
+    ) -> None:
+        """Give the state its first values, and remember how if that may be needed again, with what
+        others were given."""
+        begin(self.run)
+        if self._replay is not None:
+            self._replay.begin(begin, others or {})
 
     def _hold_state(self) -> list[StateArray]:
         """Handles of what the workers hold for the state now; they can be had until the next

@@ -46,6 +46,11 @@ class StateArray:
         return self.aval.size
 
     @property
+    def is_here(self) -> bool:
+        """Whether it was fetched."""
+        return self._value is not None
+
+    @property
     def value(self) -> jax.Array:
         """The array itself. Raises UserError if it is gone: replaced by a later step, or closed."""
         if self._value is None:
