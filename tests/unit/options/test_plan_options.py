@@ -394,5 +394,5 @@ def test_parallelize_says_of_runs_what_run_options_say() -> None:
         get_type_hints(ParallelizeKeywords).keys() - get_type_hints(keywords.StepKeywords).keys()
     )
     of_run = {field.name for field in fields(RunOptions)}
-    assert added - of_run == {"cache"}
-    assert {"backend", "platform", "transport", "quick_compile", "checkpoints"} <= added
+    assert added - of_run == {"cache", "restarts"}
+    assert {"backend", "platform", "transport", "quick_compile", "checkpoints", "limits"} <= added
