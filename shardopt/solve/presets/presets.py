@@ -24,14 +24,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from shardopt.mesh.mesh import Sharding
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.presets import bisection, context, cube, data, expert, propagated
 from shardopt.solve.presets import tensor as tensor_parallel
-from shardopt.solve.presets.base import InputKinds, Restriction, replicated
+from shardopt.solve.presets.base import Axes, InputKinds, Restriction, replicated
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
+from shardopt.solve.sharding.strategies.strategies import live_axes
 from shardopt.support.errors import UserError
 
-__all__ = ["PRESETS", "InputKinds", "Restriction", "restrict"]
+__all__ = ["PRESETS", "InputKinds", "Restriction", "restrict", "state_axes"]
 
 Preset = Callable[[IntraOpTables, InputKinds], Restriction]
 
@@ -64,6 +65,15 @@ def restrict(preset: str, tables: IntraOpTables, input_kinds: InputKinds) -> Res
         for op in _disagreeing(tables, group, allowed):
             del allowed[op]
     return Restriction(fixed, allowed, restriction.transient)
+
+
+def state_axes(preset: str, mesh: Mesh) -> Axes:
+    """The axes of a mesh over which a preset may split state and its gradients: what it holds of
+    them is no less than their share of these."""
+    axes = live_axes(mesh)
+    if preset in ("data", "replicate"):
+        return ()
+    return axes[-1:] if preset in ("megatron", "sequence", "mics") else axes
 
 
 def _tied_to(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:

@@ -9,7 +9,7 @@ grid of Megatron-LM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from shardopt.solve.stages.baselines.grid import data_or_tensor
@@ -31,7 +31,7 @@ def equal_layer_stages(problem: StageProblem, request: PlannerInput) -> StageSol
 
     Raises UserError if no (or not the given) number of stages divides layers and devices and fits
     the memory."""
-    return _best_even(problem, request, [range(len(problem.configs))])
+    return _best_even(problem, request)
 
 
 def megatron_stages(problem: StageProblem, request: PlannerInput) -> StageSolution:
@@ -51,20 +51,31 @@ EQUAL_LAYER = BaselinePlanner(equal_layer_stages)
 MEGATRON = BaselinePlanner(megatron_stages, _megatron_configs)
 
 
-def _best_even(
-    problem: StageProblem, request: PlannerInput, choices: Iterable[Sequence[int]]
-) -> StageSolution:
-    """The best plan whose stages take their configs from one of `choices`."""
-    layers, devices, num_stages = problem.num_layers, problem.total_devices, request.num_stages
+def even_plans(
+    problem: StageProblem, num_stages: int | None, choices: Iterable[Sequence[int]] | None = None
+) -> Iterator[StageSolution]:
+    """For every even number of stages, or the one asked for, the plan that takes the best configs
+    of each of `choices`, by default of all."""
+    layers, devices = problem.num_layers, problem.total_devices
     counts = range(1, problem.most_stages + 1) if num_stages is None else (num_stages,)
     even = [n for n in counts if n > 0 and layers % n == 0 and devices % n == 0]
-    candidates = [_even_stages(problem, n, configs) for n in even for configs in choices]
-    plans = [evaluate(problem, stages) for stages in candidates if stages is not None]
+    rows = [range(len(problem.configs))] if choices is None else [*choices]
+    candidates = (_even_stages(problem, n, configs) for n in even for configs in rows)
+    yield from (evaluate(problem, stages) for stages in candidates if stages is not None)
+
+
+def _best_even(
+    problem: StageProblem,
+    request: PlannerInput,
+    choices: Iterable[Sequence[int]] | None = None,
+) -> StageSolution:
+    """The best plan whose stages take their configs from one of `choices`, by default of all."""
+    plans = [*even_plans(problem, request.num_stages, choices)]
     if not plans:
-        how_many = "any number of" if num_stages is None else str(num_stages)
+        how_many = "any number of" if request.num_stages is None else str(request.num_stages)
         raise UserError(
-            f"{layers} layers on {devices} devices cannot be split evenly into {how_many} "
-            "stages that fit"
+            f"{problem.num_layers} layers on {problem.total_devices} devices cannot be split "
+            f"evenly into {how_many} stages that fit"
         )
     return min(plans, key=lambda plan: plan.seconds)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
 from shardopt.graph.op_graph import SHARED
 from shardopt.graph.recomputed_units import split_mode, units_of_stage
 from shardopt.mesh.mesh import Mesh
+from shardopt.solve.presets.presets import state_axes
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.costs.bounds import kept_bytes
 from shardopt.solve.stages.costs.cost_cache import CostCache
@@ -34,6 +36,7 @@ from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
 from shardopt.solve.stages.stage_problem import InFlight, StageProblem
 
 ROOFLINE, LAYERS, SECONDS, MEMORY = range(4)  # what is known of an entry
+_FORWARD_SHARE = 1 / 3  # of a stage's seconds, where nothing is known yet
 
 
 @dataclass(eq=False)
@@ -58,10 +61,7 @@ class CostArrays:
             for ends, last in ((slice(None, -1), False), (slice(-1, None), True)):
                 sums = self._least_seconds(c, last)[:, ends]
                 self.seconds[:, ends, c] = np.where(self.candidates[:, ends, c], sums, np.inf)
-        devices = np.array([config.num_devices for config in problem.configs], dtype=float)
-        state_bytes = self._state_bytes()
-        held = [state_bytes - self._moved_bytes[c.offload] / 2 for c in problem.configs]
-        self.fixed_bytes = interval_sums(np.array(held) / devices[:, None])
+        self.fixed_bytes = interval_sums(self._held_bytes())
         self.activation_bytes = np.stack(
             [self._kept_bytes(c.recompute) / c.num_devices for c in problem.configs], axis=2
         )
@@ -95,7 +95,7 @@ class CostArrays:
             num_devices=tuple(group.num_devices for group in problem.cluster.groups),
             num_microbatches=problem.num_microbatches,
             seconds=self.seconds.copy(),
-            forward_seconds=self.forward_seconds.copy(),
+            forward_seconds=self._likely_forward_seconds(),
             fixed_bytes=self.fixed_bytes.copy(),
             activation_bytes=self.activation_bytes.copy(),
             memory_bytes=tuple(np.inf if limit is None else float(limit) for limit in limits),
@@ -105,6 +105,17 @@ class CostArrays:
             outside_bytes=self.outside_bytes.copy(),
             least_bytes=self.least_bytes,
         )
+
+    def _likely_forward_seconds(self) -> np.ndarray:
+        """Where seconds are not exact, the usual share of them; all of them in last stages, which
+        run as one fragment."""
+        whole = self.candidates & (self.level >= SECONDS) & np.isfinite(self.seconds)
+        whole[:, -1] = False
+        shares = self.forward_seconds[whole] / self.seconds[whole]
+        share = np.full(self.seconds.shape[1], np.median(shares) if shares.size else _FORWARD_SHARE)
+        share[-1] = 1.0
+        likely = np.where(np.isfinite(self.seconds), self.seconds, 0.0) * share[:, None]
+        return np.where(self.level >= SECONDS, self.forward_seconds, likely)
 
     def likely_problem(self, in_flight_of: InFlight) -> StageProblem:
         """What costs will probably be: bounds, and bytes as much above them as in what is
@@ -138,20 +149,33 @@ class CostArrays:
     def _cut_seconds(self) -> np.ndarray:
         return self.problem.transfers().slowest_seconds()
 
+    def _held_bytes(self) -> np.ndarray:
+        """Bytes of a device that live all step with each layer, at least, `[configs, layers]`: of
+        state and accumulators, which known methods split over some axes only, and of the rest."""
+        rows, (state, others) = [], self._state_bytes()
+        for config, mesh in zip(self.problem.configs, self.meshes, strict=True):
+            ways = prod(map(mesh.axis_size, state_axes(config.method, mesh)))
+            resting = self._moved_bytes[config.offload] / 2
+            of_state, of_others = np.minimum(resting, state), (resting - state).clip(min=0)
+            rows.append((state - of_state) / ways + (others - of_others) / config.num_devices)
+        return np.array(rows)
+
     def _state_bytes(self) -> np.ndarray:
-        """Bytes of state and accumulators that live all step with each layer, at least,
-        `[layers]`."""
-        step = self.problem.step
-        state_bytes = np.zeros(self.problem.num_layers)
+        """Bytes of whole tensors that live all step with each layer, `[2, layers]`: state and
+        accumulators without the batch, as far as it is known, and others."""
+        step, kinds = self.problem.step, StepInputKinds(self.problem.step, self.problem.input_kinds)
+        state_bytes = np.zeros((2, self.problem.num_layers))
         for before, after in step.carried:
             layer = SHARED if step.producers[after] < 0 else step.op_layer[step.producers[after]]
             # An accumulator that is an argument of the step is counted below, as what a layer owns.
             if layer >= 0 and step.producers[before] >= 0:
-                state_bytes[layer] += step.graph.tensors[before].size_bytes
+                other = not kinds.input_kinds.batch or kinds.batch[after] is not None
+                state_bytes[int(other), layer] += step.graph.tensors[before].size_bytes
         read = {tensor for op in step.graph.ops for tensor in op.operands}
         for tensor, layer in step.owner.items():
             if layer >= 0 and tensor in read:
-                state_bytes[layer] += step.graph.tensors[tensor].size_bytes
+                other = tensor not in kinds.input_kinds.state
+                state_bytes[int(other), layer] += step.graph.tensors[tensor].size_bytes
         return state_bytes
 
     def _twice(self) -> np.ndarray:

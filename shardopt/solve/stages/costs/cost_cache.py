@@ -29,17 +29,23 @@ from shardopt.support.spans import timed
 
 _T = TypeVar("_T")
 _KIND = "costs"
+# What a problem takes beside what grows with its operations, in operations.
+_WORK_OF_ONE = 1000
 
 
 @dataclass
 class CostCounts:
     """Problems of layers and stages that were solved, small ones of parts of layers, plans whose
-    memory was counted, and what the store knew already."""
+    memory was counted, and what the store knew already.
+
+    `work` is that of all these, from the store or not, in operations: a budget of it ends a search
+    at the same plan whatever the store knows."""
 
     solves: int = 0
     parts: int = 0
     accounts: int = 0
     from_store: int = 0
+    work: int = 0
 
 
 @dataclass
@@ -64,7 +70,7 @@ class CostCache:
                 self.counts.parts += 1
             return layer.seconds(self._tables_of(mesh)) * self.least_share(mesh)
 
-        return self._remember("bound", layer.key, mesh, compute, _number)
+        return self._remember("bound", layer.part, layer.key, mesh, compute, _number)
 
     def least_share(self, mesh: Mesh) -> float:
         """What a program takes at least of its computing and communication one behind the
@@ -80,7 +86,7 @@ class CostCache:
             except UserError as error:
                 return PartSharding((), (), str(error))
 
-        return self._remember(sharder.content(part), part.key, mesh, compute, _sharding)
+        return self._remember(sharder.content(part), part, part.key, mesh, compute, _sharding)
 
     @timed("stage costs: memory")
     def memory(self, part: StagePart, mesh: Mesh, sharder: Sharder) -> Memory:
@@ -91,7 +97,12 @@ class CostCache:
             )
 
         return self._remember(
-            f"memory {sharder.content(part)}", part.key, mesh, compute, lambda row: Memory(*row)
+            f"memory {sharder.content(part)}",
+            part,
+            part.key,
+            mesh,
+            compute,
+            lambda row: Memory(*row),
         )
 
     @timed("stage costs: within memory")
@@ -110,7 +121,7 @@ class CostCache:
 
         what = f"{method.content(part)} within {limit} bytes, {in_flight} in flight"
         return self._remember(
-            what, part.key, mesh, compute, lambda row: Fitted(tuple(row[0]), Memory(*row[1]))
+            what, part, part.key, mesh, compute, lambda row: Fitted(tuple(row[0]), Memory(*row[1]))
         )
 
     def _facts_of(self, part: StagePart) -> PartFacts:
@@ -124,6 +135,7 @@ class CostCache:
     def _remember(
         self,
         what: str,
+        part: StagePart,
         content: str,
         mesh: Mesh,
         compute: Callable[[], _T],
@@ -131,6 +143,7 @@ class CostCache:
     ) -> _T:
         known = (what, content, mesh)
         if known not in self._known:
+            self.counts.work += _WORK_OF_ONE + len(part.graph.ops)
             self._known[known] = self._from_store(known, compute, read)
         return self._known[known]  # type: ignore[return-value]
 

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -52,8 +52,9 @@ MOST_WITHOUT_PLAN, MOST_FOR_LEANEST = 1000, 250
 # Solves between two attempts at a good plan: most of them teach little about what costs will be.
 GUESS_EVERY = 5
 
-# The same for the runners-up of a plan, which are looked at in case the formula misjudges them.
-MOST_FOR_OTHERS = 20
+# What may be spent on the runners-up of a plan, which are looked at where the formula misjudges
+# them, in operations (`CostCounts.work`): some ten seconds.
+MOST_FOR_OTHERS = 250_000
 
 
 class NothingFits(UserError):
@@ -72,6 +73,7 @@ class LazyStageCosts:
     gap_tolerance: float = GAP
     most_solves: int = MOST_SOLVES
     arrays: CostArrays = field(init=False)
+    _spent_on_others: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.arrays = CostArrays(self.candidates, CostCache(self.candidates.cluster))
@@ -96,14 +98,20 @@ class LazyStageCosts:
         """The costs known so far; entries that are not exact yet are lower bounds."""
         return self.arrays.stage_problem(in_flight_of)
 
-    def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
-        """Those of some plans, in their order, all of whose stages have exact costs; some are made
-        so now."""
-        budget = self.counts.solves + MOST_FOR_OTHERS
-        for stages in plans:
-            while self.counts.solves < budget and (pending := self._pending(stages)):
-                self.arrays.refine(pending)
-        return tuple(stages for stages in plans if not self._pending(stages))
+    def is_exact(self, stages: Stages) -> bool:
+        """Whether all stages have exact costs."""
+        return not self._pending(stages)
+
+    def refine(self, stages: Stages) -> bool:
+        """Find out more about the stages of a runner-up; False where its costs are exact, or enough
+        was spent on runners-up."""
+        pending = self._pending(stages)
+        if not pending or self._spent_on_others >= MOST_FOR_OTHERS:
+            return False
+        before = self.counts.work
+        self.arrays.refine(pending)
+        self._spent_on_others += self.counts.work - before
+        return True
 
     def fit(self, stages: Stages, in_flight_of: InFlight) -> bool:
         """Shard those stages of the leanest plan within the memory that do not fit as they are,

@@ -1,30 +1,36 @@
 """The search over schedules, which differ in how many microbatches they keep in flight.
 
 1. For the schedule that keeps the fewest in flight, the stage DP finds its best plan, with exact
-   costs, and the next K - 1.
-2. For every schedule, those of these plans that fit its microbatches in flight are simulated.
-3. The shortest step wins. Of plans that are equally long (`ALIKE`) it is the one whose fullest
+   costs.
+2. The best plans under the costs known then, and those of equally many layers and devices a stage,
+   are simulated under every schedule that they fit. Those of the shortest steps get exact costs
+   (`contest`), until the shortest step is exact.
+3. New costs bring other plans forward: both again, until there are none.
+4. The shortest step wins. Of plans that are equally long (`ALIKE`) it is the one whose fullest
    device holds least.
 
-Stage costs are lower bounds until a plan needs them (`StageCosts.best`), so stages that no good
-plan uses never get exact ones."""
+So no plan of equal stages is shorter than what is found, unless too much was spent; then the result
+says so. Stage costs are lower bounds until a plan needs them (`StageCosts.best`), so stages that no
+good plan uses never get exact ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from shardopt.hardware.sharing import most_speed
 from shardopt.schedule.schedules import ALIKE, find_schedule, in_flight
+from shardopt.solve.stages.baselines.equal_layers import even_plans
 from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
-from shardopt.solve.stages.costs.lazy_costs import NothingFits
+from shardopt.solve.stages.costs.lazy_costs import GAP, NothingFits
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.dp.best_plans import NEAR, best_plans
 from shardopt.solve.stages.dp.infeasible import leanest_plan
 from shardopt.solve.stages.dp.stage_dp import least_longest_stage, solve_stages
+from shardopt.solve.stages.search.contest import Contest, RefinedCosts
 from shardopt.solve.stages.search.rerank import SimulatedPlan, simulate_plan
 from shardopt.solve.stages.search.shared_meshes import mean_in_flight
 from shardopt.solve.stages.stage_problem import (
@@ -32,12 +38,11 @@ from shardopt.solve.stages.stage_problem import (
     StageProblem,
     Stages,
     StageSolution,
-    evaluate,
-    is_plan,
 )
 from shardopt.support.errors import UserError
 
-NUM_PLANS = 8  # plans of the DP that are simulated for each schedule
+NUM_PLANS = 8  # plans of the DP that are simulated at a time
+MOST_ROUNDS = 4  # times that new costs may bring other plans forward
 MOST_FITTED = 4  # plans that are sharded within the memory because no other fits
 _LONG = 8  # stages and microbatches by which schedules differ in what they hold
 
@@ -46,19 +51,12 @@ _LONG = 8  # stages and microbatches by which schedules differ in what they hold
 DpSolver = Callable[[StageProblem, Stages | None], StageSolution]
 
 
-class StageCosts(Protocol):
+class StageCosts(RefinedCosts, Protocol):
     """Stage costs of candidate stages for any schedule."""
-
-    def problem(self, in_flight_of: InFlight) -> StageProblem:
-        """The costs known so far; entries that are not exact yet are lower bounds."""
 
     def best(self, in_flight_of: InFlight, solve: DpSolver) -> StageSolution:
         """The best plan under exact costs, or one proven to be almost as good; `solve` finds the
         best under given ones."""
-
-    def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
-        """Those of some plans that all of whose stages have exact costs, some of them made so
-        now."""
 
     def fit(self, stages: Stages, in_flight_of: InFlight) -> bool:
         """Whether stages that exceed the memory can be sharded within it after all."""
@@ -76,8 +74,11 @@ class ExactStageCosts:
     def best(self, in_flight_of: InFlight, solve: DpSolver) -> StageSolution:
         return solve(self.problem(in_flight_of), None)
 
-    def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
-        return tuple(plans)
+    def is_exact(self, stages: Stages) -> bool:
+        return True
+
+    def refine(self, stages: Stages) -> bool:
+        return False
 
     def fit(self, stages: Stages, in_flight_of: InFlight) -> bool:
         return False
@@ -88,11 +89,13 @@ class PlanSearch:
     """The plan found, and all that were simulated because they might have been shorter, best first.
 
     `formula_bound` is a lower bound of the formula's seconds over all plans and schedules, None for
-    a baseline."""
+    a baseline. `is_finished`: no plan that was looked at can be shorter; else too much would have
+    had to be spent to know."""
 
     best: SimulatedPlan
     simulated: tuple[SimulatedPlan, ...]
     formula_bound: float | None
+    is_finished: bool = True
 
     @property
     def best_by_schedule(self) -> tuple[SimulatedPlan, ...]:
@@ -129,55 +132,102 @@ def search_plans(
     Raises UserError that says what is missing under the schedule that holds the fewest
     microbatches, if none has a plan; and as soon as costs make it certain that no step is shorter
     than `faster_than` seconds."""
-    # The formula counts a host that is all at work; where devices share one, stages may be faster
-    # by so much.
-    speed = most_speed(transfers.cluster)
     lean_first = [*schedules]
     # Leanest first: its plans serve the schedules after it, and its error says what no schedule
     # avoids.
     if len(lean_first) > 1:  # all have one stage a mesh
         lean_first.sort(key=lambda name: sum(in_flight(name, _LONG, _LONG)))
-    simulated: list[SimulatedPlan] = []
+    search = _Search(stage_costs, transfers, planner, request, faster_than)
     errors: list[UserError] = []
-    bound = np.inf
-    known: tuple[Stages, ...] = ()
-    for schedule in lean_first:
-        in_flight_of = schedule_in_flight(schedule)
+    for number, schedule in enumerate(lean_first):
         try:
-            if known and planner.by_dp:
-                # A schedule that holds more has no plan that the leanest has not, and by the
-                # formula none is shorter.
-                problem = stage_costs.problem(in_flight_of)
-                plans = tuple(
-                    evaluate(problem, stages) for stages in known if is_plan(problem, stages)
-                )
-            else:
-                problem, plans = _exact_plans(
-                    stage_costs,
-                    in_flight_of,
-                    planner,
-                    request,
-                    k,
-                    # A mesh runs its stage for a share of the microbatches.
-                    speed * find_schedule(schedule).streams,
-                    faster_than,
-                )
-                bound = min(bound, plans[0].bound)
-                known = known or tuple(plan.stages for plan in plans)
-            if plans:
-                _simulate(problem, plans, schedule, transfers, simulated)
+            # A schedule that holds more has no plan that the leanest has not, and by the formula
+            # none is shorter.
+            if planner.by_dp:
+                return search.by_dp(lean_first[number:], k)
+            search.of_baseline(schedule)
         except UserError as error:
             errors.append(error)
-    if not simulated:
+    if not search.simulated:
         raise errors[0]
-    simulated.sort(key=lambda each: (each.step_seconds, each.peak_bytes, each.plan.stages))
-    search = PlanSearch(simulated[0], tuple(simulated), bound if planner.by_dp else None)
+    return _found(search.simulated, None, True)
+
+
+def _found(
+    simulated: Sequence[SimulatedPlan], bound: float | None, is_finished: bool
+) -> PlanSearch:
+    ordered = sorted(
+        simulated, key=lambda each: (each.step_seconds, each.peak_bytes, each.plan.stages)
+    )
+    search = PlanSearch(ordered[0], tuple(ordered), bound, is_finished)
     alike = [
         each
         for each in search.best_by_schedule
         if each.step_seconds <= search.best.step_seconds * (1 + ALIKE)
     ]
     return replace(search, best=min(alike, key=lambda each: each.peak_bytes))
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """`simulated` are plans of a baseline under the schedules asked for so far."""
+
+    stage_costs: StageCosts
+    transfers: CutTransfers
+    planner: BaselinePlanner
+    request: PlannerInput
+    faster_than: float
+    simulated: list[SimulatedPlan] = field(default_factory=list)
+
+    def by_dp(self, schedules: Sequence[str], k: int) -> PlanSearch:
+        """The plans of the stage DP under the leanest schedule, the first. Raises UserError where
+        that has none."""
+        costs, num_stages = self.stage_costs, self.request.num_stages
+        flights = [(name, schedule_in_flight(name)) for name in schedules]
+        optimum = self._optimum(*flights[0])
+        contest = Contest(costs, flights, self.transfers, GAP)
+        contest.enter([optimum.stages])
+        is_finished, near = True, NEAR * self._speed(schedules[0])
+        for _ in range(MOST_ROUNDS):
+            problem = costs.problem(flights[0][1])
+            even = [plan.stages for plan in even_plans(problem, num_stages)]
+            best = [plan.stages for plan in best_plans(problem, k, num_stages, near)]
+            if not contest.enter(even, 0.0) | contest.enter(best):
+                break
+            if not (is_finished := contest.run()):
+                break
+        if not contest.steps:
+            raise contest.errors[0]
+        return _found(contest.steps, optimum.bound, is_finished)
+
+    def of_baseline(self, schedule: str) -> None:
+        """Simulate the plan of a baseline under a schedule. Raises UserError where there is none,
+        or none that can be placed."""
+        in_flight_of = schedule_in_flight(schedule)
+        plan = self._optimum(schedule, in_flight_of)
+        best = min((each.step_seconds for each in self.simulated), default=np.inf)
+        step = simulate_plan(
+            self.stage_costs.problem(in_flight_of), plan, schedule, self.transfers, best
+        )
+        self.simulated.extend([step] if step is not None else [])
+
+    def _optimum(self, schedule: str, in_flight_of: InFlight) -> StageSolution:
+        """The best plan of the planner, at exact costs."""
+
+        def solve(problem: StageProblem, known: Stages | None) -> StageSolution:
+            _check_speed(problem, self.faster_than * self._speed(schedule))
+            return (
+                solve_stages(problem, self.request.num_stages, known)
+                if self.planner.by_dp
+                else self.planner.solve(problem, self.request)
+            )
+
+        return _best(self.stage_costs, in_flight_of, solve, self.request.num_stages)
+
+    def _speed(self, schedule: str) -> float:
+        """The formula counts a host that is all at work; where devices share one, stages may be
+        faster by so much. A mesh runs its stage for a share of the microbatches."""
+        return most_speed(self.transfers.cluster) * find_schedule(schedule).streams
 
 
 def _check_speed(problem: StageProblem, seconds: float) -> None:
@@ -190,64 +240,6 @@ def _check_speed(problem: StageProblem, seconds: float) -> None:
                 f"one stage alone takes {least:.4g} s or more of a step, no less than "
                 f"{seconds:.4g} s"
             )
-
-
-def _simulate(
-    problem: StageProblem,
-    plans: Sequence[StageSolution],
-    schedule: str,
-    transfers: CutTransfers,
-    simulated: list[SimulatedPlan],
-) -> None:
-    """Add the plans that can be placed and may be the shortest; raises UserError if none can be
-    placed."""
-    errors = []
-    for plan in plans:
-        best = min((each.step_seconds for each in simulated), default=np.inf)
-        try:
-            simulated_plan = simulate_plan(problem, plan, schedule, transfers, best)
-            simulated += [simulated_plan] if simulated_plan is not None else []
-        except UserError as error:
-            errors.append(error)
-    if len(errors) == len(plans):
-        raise errors[0]
-
-
-def _exact_plans(
-    stage_costs: StageCosts,
-    in_flight_of: InFlight,
-    planner: BaselinePlanner,
-    request: PlannerInput,
-    k: int,
-    speed: float,
-    faster_than: float,
-) -> tuple[StageProblem, tuple[StageSolution, ...]]:
-    """The best plan of the planner and, of the stage DP, the best others under the costs known
-    then, at exact costs."""
-
-    def solve(problem: StageProblem, known: Stages | None) -> StageSolution:
-        _check_speed(problem, faster_than * speed)
-        return (
-            solve_stages(problem, request.num_stages, known)
-            if planner.by_dp
-            else planner.solve(problem, request)
-        )
-
-    optimum = _best(stage_costs, in_flight_of, solve, request.num_stages)
-    if not planner.by_dp:
-        return stage_costs.problem(in_flight_of), (optimum,)
-    plans = (
-        plan.stages
-        for plan in best_plans(
-            stage_costs.problem(in_flight_of), k, request.num_stages, NEAR * speed
-        )
-    )
-    others = stage_costs.exact([stages for stages in plans if stages != optimum.stages])
-    problem = stage_costs.problem(in_flight_of)
-    return problem, (
-        optimum,
-        *(evaluate(problem, stages) for stages in others if is_plan(problem, stages)),
-    )
 
 
 def _best(

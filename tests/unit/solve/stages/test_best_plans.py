@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -200,14 +199,21 @@ class CountedStageCosts:
         known: Stages | None = None
         while True:
             solution = solve(self.problem(in_flight_of), known)
-            if all(self.known[stage] for stage in solution.stages):
+            if self.is_exact(solution.stages):
                 return solution
-            (known,) = self.exact([solution.stages])
+            known = solution.stages
+            self.refine(known)
 
-    def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
-        for stage in (stage for plan in plans for stage in plan):
+    def is_exact(self, stages: Stages) -> bool:
+        return all(self.known[stage] for stage in stages)
+
+    def refine(self, stages: Stages) -> bool:
+        for stage in stages:
             self.known[stage] = True
-        return tuple(plans)
+        return True
+
+    def fit(self, stages: Stages, in_flight_of: InFlight) -> bool:
+        return False
 
 
 def test_lower_bounds_are_made_exact_where_it_matters() -> None:
