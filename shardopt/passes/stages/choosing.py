@@ -91,6 +91,8 @@ class StageChooser:
             f"{each.schedule} {each.step_seconds:.3g} s" for each in search.best_by_schedule
         )
         message = f"schedule {best.schedule}: steps are {steps}"
+        if not search.is_finished:
+            message += "; other plans may be shorter, to know would take more work than is spent"
         self.pm.remark("schedule", program.module.operation, message, category="passed")
         self.pm.statistic("plans simulated", len(search.simulated))
         stages = tuple(

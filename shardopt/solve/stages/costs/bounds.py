@@ -20,7 +20,7 @@ tied, as they are in the cost of a stage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, MutableMapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -136,12 +136,16 @@ def _renumbered(op: Op, number: Mapping[int, int]) -> Op:
     return replace(op, operands=operands, results=results, group=0, waits=())
 
 
-def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
+def relaxed_layer(
+    step: StepGraph, layer: int, last: bool, alike: MutableMapping[str, StagePart]
+) -> RelaxedLayer:
     """Layer `layer` of a step in a stage before the last, or in the last one, where forward and
-    backward are one fragment, in which more is fused."""
+    backward are one fragment, in which more is fused. `alike` has the parts known so far by their
+    content: what is one kernel is found once for all that are equal."""
     # In any stage before the last, what depends on the last layer is backward; a stage that ends
     # with the last layer has none behind it.
     part = cut_part(step, layer, layer + 1, step.num_layers - (not last))
+    equal = alike.setdefault(part.key, part)
     linear = tuple(step.linear[op] for op in part.source_ops)
     shared = [node for node, op in enumerate(part.source_ops) if step.op_layer[op] == SHARED]
     made = {result for node in shared for result in part.graph.ops[node].results}
@@ -155,9 +159,9 @@ def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
                 for tensor, count in zip((*op.operands, *op.results), each.counts, strict=True)
             ),
         )
-        for op, each in zip(part.graph.ops, part.kernels.accesses, strict=True)
+        for op, each in zip(part.graph.ops, equal.kernels.accesses, strict=True)
     )
-    free = part.free | made | part.arrivals.keys()
+    free = equal.free | made | part.arrivals.keys()
     view = PartView(linear, accesses, free, frozenset((*shared, *inputs)), divided=True)
     return RelaxedLayer(part, view)
 

@@ -20,6 +20,7 @@ from shardopt.solve.stages.costs.bounds import RelaxedLayer, Rooflines, relaxed_
 from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.offload import offload_state
 from shardopt.solve.stages.costs.recomputation import recompute_forward
+from shardopt.solve.stages.costs.stage_part import StagePart
 from shardopt.solve.stages.step_graph import StepGraph
 
 _ROOFLINE, _FORWARD, _WHOLE = range(3)  # what is known of a layer
@@ -40,6 +41,9 @@ class LayerBounds:
     _with_state_on_hosts: dict[str, StepGraph] = field(default_factory=dict)
     _layers: dict[tuple[int, bool, str], RelaxedLayer] = field(default_factory=dict)
     _forwards: dict[tuple[int, bool, str], RelaxedLayer | None] = field(default_factory=dict)
+    # Of layers that are equal, by their content and which of their operations run forward.
+    _parts: dict[str, StagePart] = field(default_factory=dict)
+    _alone: dict[tuple[str, frozenset[int]], RelaxedLayer | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._with_state_on_hosts["none"] = self.problem.step
@@ -162,15 +166,21 @@ class LayerBounds:
 
     def relaxed_layer(self, layer: int, last: bool, mode: str) -> RelaxedLayer:
         if (layer, last, mode) not in self._layers:
-            self._layers[layer, last, mode] = relaxed_layer(self.step(mode), layer, last)
+            self._layers[layer, last, mode] = relaxed_layer(
+                self.step(mode), layer, last, self._parts
+            )
         return self._layers[layer, last, mode]
 
     def _forward(self, layer: int, last: bool, mode: str) -> RelaxedLayer | None:
         """What a layer runs forward, where that can be looked at alone. In the last layer it is one
         fragment with the backward."""
         if (layer, last, mode) not in self._forwards:
-            ops = self._forward_ops(layer, mode)
-            self._forwards[layer, last, mode] = self.relaxed_layer(layer, last, mode).alone(ops)
+            ops, whole = self._forward_ops(layer, mode), self.relaxed_layer(layer, last, mode)
+            nodes = enumerate(whole.part.source_ops)
+            key = whole.key, frozenset(node for node, op in nodes if op in ops)
+            if key not in self._alone:
+                self._alone[key] = whole.alone(ops)
+            self._forwards[layer, last, mode] = self._alone[key]
         return self._forwards[layer, last, mode]
 
     def _forward_ops(self, layer: int, mode: str) -> frozenset[int]:

@@ -1,8 +1,8 @@
 """Which of some plans is the shortest when it runs, by the event simulator, with as few exact stage
 costs as that takes.
 
-1. Every plan is simulated with the costs known so far. Where these are lower bounds, its step will
-   hardly become shorter.
+1. Every plan is simulated, for some of its microbatches, with the costs known so far. Where these
+   are lower bounds, its step will hardly become shorter.
 2. The plan of the shortest step is looked at more closely, one level of its costs at a time, and
    simulated again.
 3. The contest ends as soon as the shortest step is one of exact costs: every other plan is longer
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from shardopt.solve.stages.cut_transfers import CutTransfers
-from shardopt.solve.stages.search.rerank import SimulatedPlan, simulate_plan
+from shardopt.solve.stages.search.rerank import SimulatedPlan, estimate_step, simulate_plan
 from shardopt.solve.stages.stage_problem import InFlight, StageProblem, Stages, evaluate, is_plan
 from shardopt.support.errors import UserError
 
@@ -81,22 +81,21 @@ class Contest:
         return True
 
     def _judge(self, stages: Stages, tolerance: float) -> None:
-        """Simulate a plan with the costs known now."""
-        exact, least = self.costs.is_exact(stages), self.least
-        costs, steps = self.costs.problem(self.schedules[0][1]), []
+        """Simulate a plan with the costs known now, where it fits."""
+        costs, is_exact = self.costs.problem(self.schedules[0][1]), self.costs.is_exact(stages)
+        estimate = float("inf")
         for name, in_flight_of in self.schedules:
             problem = replace(costs, in_flight=in_flight_of)
             if not is_plan(problem, stages):
                 continue
+            plan = evaluate(problem, stages)
             try:
-                plan = evaluate(problem, stages)
-                step = simulate_plan(problem, plan, name, self.transfers, least)
+                if not is_exact:
+                    estimate = min(estimate, estimate_step(problem, plan, name, self.transfers))
+                elif step := simulate_plan(problem, plan, name, self.transfers, self.least):
+                    self.steps.append(step)
             except UserError as error:
                 self.errors.append(error)
                 return
-            steps += [step] if step is not None else []
-        if exact:
-            self.steps += steps
-        elif steps:
-            seconds = min(each.step_seconds for each in steps) * (1 + tolerance)
-            heapq.heappush(self._queue, (seconds, stages, tolerance))
+        if estimate * (1 + tolerance) < self.least:
+            heapq.heappush(self._queue, (estimate * (1 + tolerance), stages, tolerance))

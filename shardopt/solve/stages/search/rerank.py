@@ -10,7 +10,7 @@ that `place` gives the stages. Transfers of a host queue for its NIC."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import cycle
 
@@ -32,6 +32,9 @@ from shardopt.solve.stages.stage_problem import (
     StageSolution,
     stage_memory_bytes,
 )
+
+# Microbatches for each stage by which a pipeline runs evenly, and some more to see how fast.
+_WARM = (4, 6)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,26 @@ def simulate_plan(
     for home, size in zip(homes, cycle(stage_memory_bytes(problem, plan.stages)), strict=False):
         mesh_bytes[home] += size
     return SimulatedPlan(plan, schedule, seconds, max(mesh_bytes))
+
+
+def estimate_step(
+    problem: StageProblem, plan: StageSolution, schedule: str, transfers: CutTransfers
+) -> float:
+    """Nearly the seconds of `simulate_plan`, of a schedule with one stage a mesh, sooner where
+    there are many microbatches: each further one of a pipeline that runs takes as long as the one
+    before. Raises UserError as `simulate_plan`."""
+
+    def seconds(microbatches: int) -> float:
+        some = replace(problem, num_microbatches=microbatches)
+        simulated = simulate_plan(some, plan, schedule, transfers)
+        assert simulated is not None, "nothing is shorter than infinity"
+        return simulated.step_seconds
+
+    few, more = (times * len(plan.stages) for times in _WARM)
+    if problem.num_microbatches <= 2 * more:
+        return seconds(problem.num_microbatches)
+    first, second = seconds(few), seconds(more)
+    return second + (problem.num_microbatches - more) * (second - first) / (more - few)
 
 
 def place_meshes(

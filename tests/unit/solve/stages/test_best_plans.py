@@ -18,13 +18,14 @@ from shardopt.solve.stages.baselines.planner import PlannerInput
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.dp.best_plans import NEAR, best_plans
+from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.search.plan_search import (
     DpSolver,
     ExactStageCosts,
     schedule_in_flight,
     search_plans,
 )
-from shardopt.solve.stages.search.rerank import SimulatedPlan, simulate_plan
+from shardopt.solve.stages.search.rerank import SimulatedPlan, estimate_step, simulate_plan
 from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageConfig,
@@ -346,3 +347,62 @@ def test_unknown_schedules_are_refused() -> None:
 
 def test_in_flight_counts_from_the_end() -> None:
     assert [schedule_in_flight("1f1b")(s, 4, 8) for s in (1, 2, 3, 4)] == [1, 2, 3, 4]
+
+
+# ---- stages of equal layers, and costs that become exact where they matter ----
+
+
+def test_no_plan_of_equal_stages_is_shorter() -> None:
+    """The stage DP believes its formula, which misjudges transfers: the search does not, and still
+    leaves most costs unknown."""
+    equal, asked, behind_formula = find_planner("equal-layer"), 0, 0
+    for seed in range(40):
+        problem, cut = uneven_problem(seed)
+        costs = CountedStageCosts(problem)
+        search = search_plans(costs, ("1f1b",), cut, DP, PlannerInput(), k=2)
+        assert search.is_finished
+        asked += int(costs.known.sum())
+        even = search_plans(ExactStageCosts(problem), ("1f1b",), cut, equal, PlannerInput())
+        assert search.best.step_seconds <= even.best.step_seconds * (1 + 1e-9), f"seed {seed}"
+        formula = solve_stages(problem)
+        step = simulated(problem, formula.stages, "1f1b", cut).step_seconds
+        behind_formula += step > even.best.step_seconds * (1 + 1e-9)
+    assert behind_formula > 0
+    possible = sum(
+        np.triu(np.ones(problem.seconds.shape[:2]), 1).sum() * len(problem.configs)
+        for problem, _ in map(uneven_problem, range(40))
+    )
+    assert asked < possible * 0.75
+
+
+class StingyStageCosts(CountedStageCosts):
+    """Stage costs that tell nothing of runners-up."""
+
+    def best(self, in_flight_of: InFlight, solve: DpSolver) -> StageSolution:
+        while not self.is_exact((solution := solve(self.problem(in_flight_of), None)).stages):
+            super().refine(solution.stages)
+        return solution
+
+    def refine(self, stages: Stages) -> bool:
+        return False
+
+
+def test_a_search_that_may_ask_no_more_says_so() -> None:
+    finished = []
+    for seed in range(8):
+        problem, cut = uneven_problem(seed)
+        search = search_plans(StingyStageCosts(problem), ("1f1b",), cut, DP, PlannerInput())
+        finished.append(search.is_finished)
+        assert search.best.plan.stages in {each.plan.stages for each in search.simulated}
+    assert not all(finished)
+
+
+@pytest.mark.parametrize("microbatches", [4, 64, 257])
+def test_a_step_is_estimated_from_some_of_its_microbatches(microbatches: int) -> None:
+    for seed in range(6):
+        problem, cut = uneven_problem(seed)
+        problem = replace(problem, num_microbatches=microbatches, memory_bytes=(1e9,))
+        for stages in [*all_plans(problem)][:20:3]:
+            plan = plan_of(problem, stages)
+            step = simulated(problem, stages, "1f1b", cut).step_seconds
+            assert estimate_step(problem, plan, "1f1b", cut) == pytest.approx(step, rel=2e-3)

@@ -252,7 +252,7 @@ def test_bounds_never_exceed_costs(depth: int, overlap: str) -> None:
                     OptimalSharder().shard(part, PartFacts(part), tables).fragment_seconds
                 )
                 layers = [
-                    costs.bound(relaxed_layer(step, k, end == depth), mesh)
+                    costs.bound(relaxed_layer(step, k, end == depth, {}), mesh)
                     for k in range(start, end)
                 ]
                 assert sum(layers) <= seconds_alone * (1 + 1e-9)
