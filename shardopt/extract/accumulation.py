@@ -107,14 +107,23 @@ def find_accumulation(main: ir.Operation) -> Accumulation | None:
 
 
 def state_numbers(main: ir.Operation) -> set[int]:
-    """The arguments that are state. Where nothing tells, those of which a result has the shape: an
-    array that is all of the state, or what could be taken for it."""
+    """The tensors among the arguments that are state. Where nothing tells, those of which a result
+    has the shape: an array that is all of the state, or what could be taken for it."""
+    block = main.regions[0].blocks[0]
+    tensors = {
+        k: shape_of(argument)
+        for k, argument in enumerate(block.arguments)
+        if isinstance(argument.type, ir.RankedTensorType)
+    }
     replaced = replaced_arguments(main)
     if replaced:
-        return set(replaced)
-    block = main.regions[0].blocks[0]
-    results = {shape_of(value) for value in terminator(block).operands}
-    return {k for k, argument in enumerate(block.arguments) if shape_of(argument) in results}
+        return replaced.keys() & tensors
+    results = {
+        shape_of(value)
+        for value in terminator(block).operands
+        if isinstance(value.type, ir.RankedTensorType)
+    }
+    return {k for k, shape in tensors.items() if shape in results}
 
 
 def state_shapes(main: ir.Operation) -> set[tuple[int, ...]]:

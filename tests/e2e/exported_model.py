@@ -16,9 +16,9 @@ TEXT = (Path(__file__).parent / "exported_example.mlir").read_text()
 MICROBATCHES = 4
 
 
-def load(text: str) -> Program:
+def load(text: str, custom_calls: str = "") -> Program:
     with make_context():
-        return prepare(ir.Module.parse(text))
+        return prepare(ir.Module.parse(text), custom_calls)
 
 
 @cache

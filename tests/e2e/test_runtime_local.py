@@ -243,7 +243,8 @@ def test_compiler_failure_names_mesh_and_function() -> None:
         'custom_call @no_such_target(%z) {mhlo.sharding = "{devices=[2,1]<=[2]}"}'
         " : (tensor<4x8xf32>) -> tensor<4x8xf32>",
     )
-    with pytest.raises(MeshError, match=r"mesh 'm0'.*no_such_target"), start(load(broken)) as run:
+    program = load(broken, custom_calls="no_such_target")
+    with pytest.raises(MeshError, match=r"mesh 'm0'.*no_such_target"), start(program) as run:
         run.load(inputs())
         run.step()
 
