@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import combinations
 from typing import TypeVar
 
 from jaxlib.mlir import ir
@@ -26,8 +27,8 @@ from shardopt.dialect.mpmd import (
 )
 from shardopt.dialect.sharding import MHLO_SHARDING, to_mhlo
 from shardopt.ir.rewriting import defining, functions, shape_of, symbol_name, terminator
-from shardopt.mesh.mesh import Mesh
-from shardopt.mesh.shardings import all_shardings
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.shardings import all_shardings, live_axes
 
 Generator = random.Random
 TextMutation = Callable[[str, Generator], str]
@@ -423,8 +424,33 @@ def _reshard_operation(module: ir.Module, generator: Generator) -> None:
     ]
     if ops and meshes:
         op, mesh = generator.choice(ops), generator.choice(meshes)
-        sharding = generator.choice(all_shardings(mesh, shape_of(op.results[0])))
+        sharding = generator.choice(_with_terms(mesh, shape_of(op.results[0])))
         op.attributes[_XLA_SHARDING] = ir.StringAttr.get(to_mhlo(sharding, mesh))
+
+
+def _with_terms(mesh: Mesh, shape: tuple[int, ...]) -> list[Sharding]:
+    """Every sharding of a shape, and each with any of the axes that it leaves over unreduced."""
+    return [
+        Sharding(sharding.dims, unreduced)
+        for sharding in all_shardings(mesh, shape)
+        for free in [[axis for axis in live_axes(mesh) if axis not in sharding.axes]]
+        for count in range(len(free) + 1)
+        for unreduced in combinations(free, count)
+    ]
+
+
+def _exchange_shardings(module: ir.Module, generator: Generator) -> None:
+    """Two operations exchange the shardings of their results."""
+    ops = [op for op in _operations_of(module) if _XLA_SHARDING in op.attributes]
+    if not ops:
+        return
+    op = generator.choice(ops)
+    types = [result.type for result in op.results]
+    alike = (each for each in ops if [result.type for result in each.results] == types)
+    other = _another(generator, alike, op)
+    if other is not None:
+        first, second = op.attributes[_XLA_SHARDING], other.attributes[_XLA_SHARDING]
+        op.attributes[_XLA_SHARDING], other.attributes[_XLA_SHARDING] = second, first
 
 
 def _reshard_value(module: ir.Module, generator: Generator) -> None:
@@ -440,7 +466,7 @@ def _reshard_value(module: ir.Module, generator: Generator) -> None:
         return
     value = generator.choice(values)
     old = parse_mesh_tensor(value.type)
-    shardings = all_shardings(meshes[old.mesh], tuple(old.tensor.shape))
+    shardings = _with_terms(meshes[old.mesh], tuple(old.tensor.shape))
     sharding = _another(generator, shardings, old.sharding)
     if sharding is None:
         return
@@ -523,20 +549,31 @@ OF_MODULES: dict[str, ModuleMutation] = {
     "function of its type": _retarget,
     "attributes of arguments": _exchange_argument_attributes,
     "operation in another sharding": _reshard_operation,
+    "shardings exchanged": _exchange_shardings,
     "value in another sharding": _reshard_value,
 }
 
 
+_TRIES = 200
+
+
 def mutated_module(
-    text: str, count: int, generator: Generator, context: ir.Context
+    text: str,
+    count: int,
+    generator: Generator,
+    context: ir.Context,
+    among: Sequence[str] = tuple(OF_MODULES),
 ) -> tuple[str, tuple[str, ...]]:
-    """A dump that nothing has mutated with `count` mutations of the module, and their names."""
+    """A dump that nothing has mutated with `count` mutations of the module `among` these, and their
+    names; with fewer where it has little that they change."""
     with context, ir.Location.unknown():
         module = ir.Module.parse(text)
         names: list[str] = []
         before = str(module)
-        while len(names) < count:  # not every dump has what a mutation changes
-            name = generator.choice(list(OF_MODULES))
+        for _ in range(_TRIES):  # not every dump has what a mutation changes
+            if len(names) == count:
+                break
+            name = generator.choice(among)
             try:
                 OF_MODULES[name](module, generator)
             except ValueError:  # one before left an attribute that this one reads of another type

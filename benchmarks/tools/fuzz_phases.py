@@ -1,9 +1,11 @@
 """Feed the phases mutated dumps of the phase before, and hold what is accepted against one device.
 
     python -m benchmarks.tools.fuzz_phases [--inputs 500] [--seed 0] [--jobs 1] [--keep DIR]
+        [--only MUTATION] …
 
 A dump of every phase of the tutorial's model, planned for two stages and for one on four devices,
-changes in one to three places (`benchmarks.tools.dump_mutations`). What comes out goes through the
+and with gradients that stay unreduced on a mesh of two axes, changes in one to three places
+(`benchmarks.tools.dump_mutations`; `--only` leaves just these mutations of modules). What comes out goes through the
 remaining phases; it has to be refused with a message, or to run on four devices and give what the
 mutated dump says: its operations in program order on one device, without meshes, shardings, stages
 and schedules (`benchmarks.tools.whole_program`)."""
@@ -27,7 +29,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.tools.dump_mutations import mutated_module, mutated_text
+from benchmarks.tools.dump_mutations import OF_MODULES, mutated_module, mutated_text
 from benchmarks.tools.fuzz_opt import run_in_child, tool, verdict_of
 from benchmarks.tools.whole_program import NoMeaningError, whole_program
 from shardopt.dialect.dtypes import numpy_dtype
@@ -39,6 +41,7 @@ _MODEL = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "mlp.mlir"
 _PLANS = (
     "num-microbatches=4 layers=2 cluster=cpu-test:1x4 num-stages=2",
     "num-microbatches=2 layers=2 cluster=cpu-test:1x4 num-stages=1",
+    "num-microbatches=4 layers=2 cluster=cpu-test:1x4 num-stages=1 intra-op=zero2",
 )
 # The share of inputs that are mutated as modules; of texts most are refused by parsers.
 _OF_MODULES = 0.7
@@ -60,20 +63,26 @@ class Input:
 # ---- inputs ----
 
 
-def make_inputs(count: int, seed: int) -> Iterator[Input]:
-    """The same inputs for the same seed and the same compiler."""
+def make_inputs(count: int, seed: int, only: Sequence[str] = ()) -> Iterator[Input]:
+    """The same inputs for the same seed and the same compiler; with `only` these mutations of
+    modules."""
     from shardopt.ir.context import make_context
 
     dumps = [(*dump, options) for options in _PLANS for dump in _dumps(options)]
     generator = random.Random(seed)
     context = make_context()
-    for number in range(count):
+    number = 0
+    while number < count:
         phase, text, options = generator.choice(dumps)
-        if generator.random() < _OF_MODULES:
-            mutated, names = mutated_module(text, generator.choice((1, 2, 3)), generator, context)
+        if only or generator.random() < _OF_MODULES:
+            mutated, names = mutated_module(
+                text, generator.choice((1, 2, 3)), generator, context, only or tuple(OF_MODULES)
+            )
         else:
             mutated, names = mutated_text(text, generator.choice((1, 1, 2)), generator)
-        yield Input(number, phase, options, names, mutated)
+        if names:
+            yield Input(number, phase, options, names, mutated)
+            number += 1
 
 
 def _dumps(options: str) -> list[tuple[str, str]]:
@@ -133,11 +142,12 @@ def _for(phases: Sequence[str], options: str) -> str:
         "layers": "cluster",
         "cluster": None,
         "num-stages": "stage",
+        "intra-op": None,
     }
     kept = []
     for option in options.split():
         taker = takers[option.partition("=")[0]]
-        if taker in phases or (taker is None and {"stage", "shard", "reshard"} & set(phases)):
+        if taker in phases or (taker is None and {"stage", "shard"} & set(phases)):
             kept.append(option)
     return " ".join(kept)
 
@@ -243,10 +253,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="folder for inputs with a wrong outcome")
+    parser.add_argument("--only", action="append", default=[], choices=OF_MODULES)
     args = parser.parse_args(argv)
     counts: Counter[tuple[str, str]] = Counter()
     context = get_context("forkserver")
-    inputs = list(make_inputs(args.inputs, args.seed))
+    inputs = list(make_inputs(args.inputs, args.seed, args.only))
     with ProcessPoolExecutor(args.jobs, mp_context=context, initializer=_preload) as pool:
         for item, verdict, text in pool.map(run, inputs, chunksize=4):
             counts[item.phase, verdict] += 1

@@ -294,6 +294,7 @@ def _add_checking(parser: ToolParser) -> None:
         default="text",
         help="json: one object a line for each message, for editors",
     )
+    _flag(check, "--mlir-disable-diagnostic-notes", "print diagnostics without their notes")
     _flag(check, "--color", "color diagnostics also where they do not go to a terminal")
 
 

@@ -7,7 +7,7 @@ import argparse
 import json
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardopt.ir.diagnostics import (
     DiagnosedError,
@@ -97,6 +97,8 @@ class Reporter:
         return any(word in (ALL_REMARKS, remark.kind, remark.category) for word in words)
 
     def _print(self, diagnostic: Diagnostic) -> None:
+        if self.options.mlir_disable_diagnostic_notes:
+            diagnostic = replace(diagnostic, notes=())
         if self.options.diagnostics_format == JSON:
             _print_json(diagnostic)
             return
