@@ -5,10 +5,10 @@
 
 A dump of every phase of the tutorial's model, planned for two stages and for one on four devices,
 and with gradients that stay unreduced on a mesh of two axes, changes in one to three places
-(`benchmarks.tools.dump_mutations`; `--only` leaves just these mutations of modules). What comes out goes through the
-remaining phases; it has to be refused with a message, or to run on four devices and give what the
-mutated dump says: its operations in program order on one device, without meshes, shardings, stages
-and schedules (`benchmarks.tools.whole_program`)."""
+(`benchmarks.tools.dump_mutations`; `--only` leaves just these mutations of modules). What comes out
+goes through the remaining phases; it has to be refused with a message, or to run on four devices
+and give what the mutated dump says: its operations in program order on one device, without meshes,
+shardings, stages and schedules (`benchmarks.tools.whole_program`)."""
 
 from __future__ import annotations
 

@@ -52,5 +52,13 @@ class PrintStyle:
         text = str(text).rstrip("\n") + "\n"
         return text if self.width is None else broken(text, self.width)
 
+    def complete(self) -> PrintStyle:
+        """The style that leaves out nothing, in lines as they come: to tell whether two ops are the
+        same."""
+        return PrintStyle(
+            debug_info=self.debug_info or self.pretty_debug_info,
+            assume_verified=self.assume_verified,
+        )
+
 
 PLAIN = PrintStyle()

@@ -47,7 +47,7 @@ class TreeDumper(Instrumentation):
     style: PrintStyle = FILE_STYLE
     only_changes: bool = False
     _count: int = field(default=0, repr=False)
-    _text: str = field(default="", repr=False)
+    _whole: str = field(default="", repr=False)
     _digits: int = field(default=2, repr=False)
     last_file: Path | None = field(default=None, repr=False)
 
@@ -72,12 +72,12 @@ class TreeDumper(Instrumentation):
         )
 
     def _write(self, name: str, module: ir.Module) -> None:
-        text = self.style.text(module.operation)
-        if self.only_changes and self._count and text == self._text:
-            return
-        self._text = text
+        if self.only_changes:
+            before, self._whole = self._whole, self.style.complete().text(module.operation)
+            if before == self._whole:
+                return
         self.last_file = self.directory / f"{self._count:0{self._digits}}_{name}.mlir"
-        self.last_file.write_text(text, encoding="utf-8")
+        self.last_file.write_text(self.style.text(module.operation), encoding="utf-8")
 
 
 @dataclass

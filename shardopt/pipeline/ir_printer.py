@@ -30,9 +30,9 @@ class IRPrinter(Instrumentation):
     """Prints to `stream` the ops that a pass runs on: the module, or with nesting the functions.
 
     Each of the switches works alone. With `after_change`, what is printed after passes leaves out
-    the ops whose text the pass did not change; `before_passes` and `after_passes` name single
-    passes; `module_scope` prints the whole module around nested passes too; `diff` prints what
-    changed, with `color` in color."""
+    the ops that the pass did not change, in what the style cuts off neither; `before_passes` and
+    `after_passes` name single passes; `module_scope` prints the whole module around nested passes
+    too; `diff` prints what changed, with `color` in color."""
 
     stream: TextIO
     before_all: bool = False
@@ -53,14 +53,16 @@ class IRPrinter(Instrumentation):
             self._print(f"Before {leaf.step}", leaf, module)
         if self.diff:
             self._texts = tuple(self._text(op) for op in self._scope(leaf, module))
-        if self.after_change:
-            self._digests = tuple(_digest(self._text(op)) for op in self._scope(leaf, module))
+        if self.diff or self.after_change:
+            self._digests = tuple(map(self._digest, self._scope(leaf, module)))
 
     def after(self, leaf: Leaf, module: ir.Module) -> None:
         if self.diff:
             self._print_diff(leaf, module)
-        if self.after_all or self.after_change or leaf.name in self.after_passes:
-            self._print(f"After {leaf.step}", leaf, module, self._digests)
+        named = self.after_all or leaf.name in self.after_passes
+        if named or (self.after_change and not self.after_passes):
+            known = self._digests if self.after_change else ()
+            self._print(f"After {leaf.step}", leaf, module, known)
 
     def failed(self, leaf: Leaf, error: Exception, module: ir.Module) -> None:
         if self.after_all or self.after_failure or leaf.name in self.after_passes:
@@ -75,7 +77,8 @@ class IRPrinter(Instrumentation):
         if whole:
             before, after = ("".join(before),), ("".join(after),)
         for index, (old, new) in enumerate(zip(before, after, strict=True)):
-            if old == new or not (lines := ir_diff(old, new)):
+            lines = ir_diff(old, new) if old != new else self._unseen(whole, index, ops)
+            if not lines:
                 continue
             where = "" if whole else _where(ops[index])
             title = f"// -----// IR Diff After {leaf.step}{where} //----- //"
@@ -84,17 +87,22 @@ class IRPrinter(Instrumentation):
             else:
                 print(title, *lines, sep="\n", file=self.stream, flush=True)
 
+    def _unseen(self, whole: bool, index: int, ops: Sequence[ir.Operation]) -> list[str]:
+        """What stands for the lines of a diff where only what the style cuts off has changed."""
+        if whole or self._digest(ops[index]) == self._digests[index]:
+            return []
+        return ["@@ the change is in what the text leaves out, as elements of constants @@"]
+
     def _print(
         self, title: str, leaf: Leaf, module: ir.Module, known: tuple[bytes, ...] = ()
     ) -> None:
         """Print the ops of the pass; those whose digest stands at their place in `known` are left
         out."""
         for index, op in enumerate(self._scope(leaf, module)):
-            text = self._text(op)
-            if index < len(known) and _digest(text) == known[index]:
+            if index < len(known) and self._digest(op) == known[index]:
                 continue
             print(
-                f"// -----// IR Dump {title}{_where(op)} //----- //\n{text}",
+                f"// -----// IR Dump {title}{_where(op)} //----- //\n{self._text(op)}",
                 file=self.stream,
                 flush=True,
             )
@@ -104,6 +112,9 @@ class IRPrinter(Instrumentation):
 
     def _text(self, op: ir.Operation) -> str:
         return self.style.text(op)
+
+    def _digest(self, op: ir.Operation) -> bytes:
+        return hashlib.sha256(self.style.complete().text(op).encode()).digest()
 
 
 def _where(op: ir.Operation) -> str:
@@ -124,7 +135,3 @@ def print_colored_diff(lines: Sequence[str], stream: TextIO) -> None:
 def _symbol(op: ir.Operation) -> str:
     attributes = op.attributes
     return f": @{ir.StringAttr(attributes['sym_name']).value}" if "sym_name" in attributes else ""
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()

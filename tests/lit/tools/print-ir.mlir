@@ -5,6 +5,9 @@
 // RUN: not shardopt-opt %s --cse --mlir-print-ir-after=csee -o %t 2>&1 | FileCheck %s --check-prefix=WRONG
 // RUN: shardopt-opt %s --cse --canonicalize --mlir-print-ir-before=canonicalize -o %t 2>&1 | FileCheck %s --check-prefix=AHEAD
 // RUN: shardopt-opt %s --cse --canonicalize --mlir-print-ir-after-all --mlir-print-ir-after-change -o %t 2>&1 | FileCheck %s --check-prefix=CHANGE
+// RUN: shardopt-opt %s --cse --canonicalize --mlir-print-ir-after=canonicalize --mlir-print-ir-after-change -o %t 2>&1 | FileCheck %s --check-prefix=NEITHER --allow-empty
+
+// NEITHER-NOT: IR Dump
 
 // CHANGE: IR Dump After cse
 // CHANGE: stablehlo.add

@@ -16,13 +16,15 @@ from jaxlib.mlir import ir
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, native_errors_raised, render
 from shardopt.ir.io import load_module
+from shardopt.ir.printing import PrintStyle
+from shardopt.ir.rewriting import operations
 from shardopt.passes import registry
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
 from shardopt.pipeline.dumps import TreeDumper
 from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.ir_printer import IRPrinter
 from shardopt.pipeline.manager import InvalidModuleError, run_pipeline
-from shardopt.pipeline.parser import Leaf, Pipeline
+from shardopt.pipeline.parser import Leaf, Pipeline, leaves, parse_pipeline
 from shardopt.pipeline.reproducer import Reproduction, read_recipe, reproducer_text
 from shardopt.pipeline.statistics import (
     OpCounter,
@@ -231,6 +233,25 @@ def test_ir_is_printed_only_after_passes_that_change_it(module: ir.Module) -> No
     )
     assert stream.getvalue().count("IR Dump") == 1
     assert stream.getvalue().startswith("// -----// IR Dump After cse //----- //\nmodule {\n")
+
+
+def test_changes_count_where_the_text_cuts_them_off() -> None:
+    module = load_module(
+        b"func.func @main() { %0 = stablehlo.constant dense<[1, 2, 3]> : tensor<3xi32> return }",
+        make_context(),
+    )
+    constant = operations(module.operation, ("stablehlo.constant",))[0]
+    stream, [leaf] = io.StringIO(), leaves(parse_pipeline("cse"))
+    printer = IRPrinter(stream, after_change=True, diff=True, style=PrintStyle(elements_limit=2))
+    printer.before(leaf, module)
+    printer.after(leaf, module)
+    assert stream.getvalue() == ""
+    constant.attributes["value"] = ir.Attribute.parse(
+        "dense<[1, 2, 4]> : tensor<3xi32>", module.context
+    )
+    printer.after(leaf, module)
+    assert "IR Dump After cse" in stream.getvalue()
+    assert "the change is in what the text leaves out" in stream.getvalue()
 
 
 def test_tree_files_can_be_run_again(module: ir.Module, tmp_path: Path) -> None:
