@@ -47,6 +47,8 @@ _PLANS = (
 _OF_MODULES = 0.7
 _TOLERANCE = 1e-4
 _SECONDS = 120
+# Inputs between two words about how far a run is.
+_EACH = 100
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(args.jobs, mp_context=context, initializer=_preload) as pool:
         for item, verdict, text in pool.map(run, inputs, chunksize=4):
             counts[item.phase, verdict] += 1
+            if (done := counts.total()) % _EACH == 0:
+                print(f"{done} of {len(inputs)} inputs", file=sys.stderr)
             if verdict in _GOOD or args.keep is None:
                 continue
             args.keep.mkdir(parents=True, exist_ok=True)
