@@ -120,6 +120,11 @@ def read_plan_part(folder: Path, name: str) -> bytes:
     return data
 
 
+def has_checksum(folder: Path, name: str) -> bool:
+    """Whether it is written beside a file of a plan what was written into it."""
+    return name in _sums(folder)
+
+
 def plan_parts(folder: Path, pattern: str) -> list[str]:
     """Names of the plan's files that match, sorted: those with a checksum, where there are any."""
     names = {path.relative_to(folder).as_posix() for path in folder.glob(pattern)}

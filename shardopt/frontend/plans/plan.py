@@ -20,6 +20,7 @@ from shardopt.frontend.plans.loaded_modules import LoadedModules
 from shardopt.options.plan_options import PlanOptions
 from shardopt.planfile.plan_folder import (
     PLAN_FILE,
+    has_checksum,
     plan_parts,
     read_plan_part,
     safe_file_name,
@@ -191,6 +192,7 @@ class Plan:
         """Read a plan directory. `custom_calls` names those that may run beside what XLA and JAX
         register; a directory vouches for none. Raises UserError that names the missing or foreign
         file."""
+        from shardopt.ir.trial import check_readable
         from shardopt.planfile.plan_file import load_plan_file
         from shardopt.report.plan_summary import summarize
 
@@ -199,6 +201,9 @@ class Plan:
         module, original = (
             read_plan_part(folder, name) for name in ("module.mlirbc", "original.mlirbc")
         )
+        for name, data in (("module.mlirbc", module), ("original.mlirbc", original)):
+            if not has_checksum(folder, name):  # whoever changed it may have damaged it
+                check_readable(data, str(folder / name))
         dumps = plan_parts(folder, "ir/*.mlir")
         with (loaded := LoadedModules()) as modules:
             summary = summarize(modules.read(module, name=str(folder / "module.mlirbc")))

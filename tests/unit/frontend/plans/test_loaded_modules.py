@@ -14,8 +14,10 @@ from shardopt.frontend.planning.make_plan import make_plan
 from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.ir import io
 from shardopt.ir.io import module_bytecode
+from shardopt.support.errors import UserError
 
 MODEL = Path(__file__).parents[4] / "docs" / "tutorial" / "mlp.mlir"
+DAMAGED = Path(__file__).parents[3] / "lit" / "tools" / "Inputs" / "aborting.mlirbc"
 OPTIONS = PlanOptions("cpu-test:1x4", microbatches=4)
 
 Parses = list[bytes]
@@ -80,6 +82,17 @@ def test_a_plan_from_a_plan_file_parses_the_model_once(parses: Parses, tmp_path:
     parses.clear()
     make_plan(MODEL, PlanOptions("", microbatches=4, plan=str(file)), cache=False)
     assert parses == [MODEL.read_bytes()]
+
+
+def test_a_changed_plan_is_read_by_another_process_first(tmp_path: Path) -> None:
+    """Without the checksum nobody says that the file is whole, and C++ ends the process on this."""
+    plan = make_plan(MODEL, OPTIONS, cache=False)
+    folder = plan.save(tmp_path / "plan")
+    (folder / "files.sha256").unlink()
+    assert Plan.load(folder).module == plan.module
+    (folder / "module.mlirbc").write_bytes(DAMAGED.read_bytes())
+    with pytest.raises(UserError, match=r"module\.mlirbc: not a readable module"):
+        Plan.load(folder)
 
 
 def test_readers_leave_the_modules_as_they_are(tmp_path: Path) -> None:
