@@ -141,24 +141,37 @@ def run_tool(
     try:
         code = body()
         sys.stdout.flush()
-    except UserError as error:
-        if on_error is None:
-            report_user_error(name, error)
-        else:
-            on_error(error)
-        return EXIT_USER_ERROR
+        return code or EXIT_OK
     except BrokenPipeError:
         forget_output()
         return EXIT_USER_ERROR
-    except Exception:
+    except Exception as error:
+        try:
+            return _told(name, error, on_error)
+        except BrokenPipeError:  # nobody wants to know, but the code is what it is
+            forget_output()
+            return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_BUG
+
+
+def _told(name: str, error: Exception, on_error: Callable[[UserError], None] | None) -> int:
+    """The exit code for an error that is being handled, once it has been reported."""
+    if not isinstance(error, UserError):
         report_bug(name)
         return EXIT_BUG
-    return code or EXIT_OK
+    if on_error is None:
+        report_user_error(name, error)
+    else:
+        on_error(error)
+    return EXIT_USER_ERROR
 
 
 def forget_output() -> None:
     """The reader of our output left, as `head` does: what is still to be flushed goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def report_bug(name: str) -> None:

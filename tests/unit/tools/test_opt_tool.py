@@ -52,6 +52,27 @@ def test_success_writes_the_module(
     assert capsys.readouterr() == ("", "")
 
 
+UNHEARD = """
+import sys
+from shardopt.support.errors import UserError
+from shardopt.tools.common import run_tool
+
+def body():
+    raise {error}("what happened")
+
+sys.exit(run_tool("tool", body))
+"""
+
+
+@pytest.mark.parametrize("error, code", [("UserError", 1), ("KeyError", 2)])
+def test_an_error_into_a_pipe_that_nobody_reads_keeps_its_code(error: str, code: int) -> None:
+    nobody, pipe = os.pipe()
+    os.close(nobody)
+    program = UNHEARD.format(error=error)
+    assert subprocess.run([sys.executable, "-c", program], stderr=pipe).returncode == code
+    os.close(pipe)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
