@@ -53,13 +53,14 @@ class Reference:
     """The unpartitioned module's `@main` on one CPU device, compiled once; shardings in it have no
     effect."""
 
-    def __init__(self, module: ir.Module, custom_calls: str = "") -> None:
-        """Raises UserError when the module has no `@main` of static shapes, or custom calls that
-        neither XLA nor JAX registers and that are not named."""
+    def __init__(self, module: ir.Module, custom_calls: str = "", *, quick: bool = False) -> None:
+        """`quick` compiles sooner, into slower code. Raises UserError when the module has no
+        `@main` of static shapes, or custom calls that neither XLA nor JAX registers and that are
+        not named."""
         check_custom_calls(module, custom_calls)
         self._function = _whole_function(module)
         self._device = XlaMesh(_ONE_DEVICE)
-        self._executable = self._device.compile(self._function)
+        self._executable = self._device.compile(self._function, quick=quick)
 
     def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs. Raises UserError when the inputs do not fit."""

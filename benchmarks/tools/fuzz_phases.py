@@ -13,6 +13,7 @@ shardings, stages and schedules (`benchmarks.tools.whole_program`)."""
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
 import sys
@@ -189,7 +190,8 @@ def _run_and_compare(path: Path, out: Path) -> int:
             print(f"input.mlir: error: {error}", file=sys.stderr)  # of a custom call
             return 1
         try:
-            expected = Reference(whole_program(load_module(path.read_bytes(), context)))
+            whole = whole_program(load_module(path.read_bytes(), context))
+            expected = Reference(whole, quick=True)
         except NoMeaningError as error:
             print(f"NOT COMPARED: {error}", file=sys.stderr)
             return 0
@@ -237,12 +239,15 @@ def _compare(
 
 def _preload() -> None:
     import shardopt.passes.registry as registry
+    import shardopt.runtime.backends.local
     import shardopt.runtime.driver
-    import shardopt.solve.stages.dp.kernels  # numba, too
+    import shardopt.runtime.reference
     import shardopt.tools.opt.driver  # noqa: F401
 
     for name in registry.PASSES:
         registry.pass_class(name)
+    _dumps(_PLANS[0])  # loads solvers, and the code that numba has compiled
+    gc.freeze()  # nothing of this is garbage in the children, which would look through it
 
 
 # What is refused only when it runs is refused late, but says so.
