@@ -1,6 +1,7 @@
 """Transfers between hosts with links of 1 Gbit/s, through Ray, against the cost model.
 
-    python -m benchmarks.runtime.between_hosts [--megabytes 8,32] [--output between-hosts.json]
+    python -m benchmarks.runtime.between_hosts [--megabytes 8,32] [--match TEXT]
+        [--output between-hosts.json]
 
 The hosts are network namespaces of this machine (`namespaces.py`), so root is needed. A value goes
 forth and back between two meshes, or changes its sharding inside a mesh that has two devices on
@@ -68,11 +69,13 @@ _ROWS, _COLUMNS, _WHOLE = Sharding((("x",), ())), Sharding(((), ("x",))), Shardi
 
 @dataclass(frozen=True)
 class Case:
-    """A value goes from `source` to `target` and back in every round."""
+    """So many values of equal size, in one message, go from `source` to `target` and back in every
+    round."""
 
     name: str
     source: tuple[Mesh, Sharding]
     target: tuple[Mesh, Sharding]
+    values: int = 1
 
 
 CASES = (
@@ -80,6 +83,7 @@ CASES = (
     Case("host to host, rows to columns", (_FIRST, _ROWS), (_SECOND, _COLUMNS)),
     Case("host to host, rows to replicas", (_FIRST, _ROWS), (_SECOND, _WHOLE)),
     Case("host to two hosts, rows to replicas", (_FIRST, _ROWS), (_OTHERS, _WHOLE)),
+    Case("host to two hosts, two values", (_FIRST, _ROWS), (_OTHERS, _WHOLE), 2),
     Case("in a mesh of both, rows to columns", (_BOTH, _ROWS), (_BOTH, _COLUMNS)),
 )
 
@@ -91,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--megabytes", default="8,32", help="of the whole value, separated by commas"
     )
+    parser.add_argument("--match", default="", help="only cases with this in their name")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="also write the figures as JSON"
     )
@@ -98,8 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     sizes = [int(size) for size in args.megabytes.split(",")]
     if args.inside:
+        cases = [case for case in CASES if args.match in case.name]
         print(
-            json.dumps([measure(case, size << 20, args.inside) for case in CASES for size in sizes])
+            json.dumps([measure(case, size << 20, args.inside) for case in cases for size in sizes])
         )
         return 0
     reason = why_not()
@@ -111,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "benchmarks.runtime.between_hosts",
         "--megabytes",
         args.megabytes,
+        "--match",
+        args.match,
         "--inside",
     )
     with LinkedHosts(len(HOSTS)) as hosts:
@@ -128,29 +136,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(case: Case, bytes: int, address: str) -> dict[str, Any]:
     """Seconds of one round, measured and by the model. Raises AssertionError when the value has
     changed on its way."""
-    side = int((bytes / 4) ** 0.5)
+    side = int((bytes / 4 / case.values) ** 0.5)
     shape = (side - side % 4, side - side % 4)
     ends = ((case.source, case.target), (case.target, case.source))
     plans = [plan_resharding(shape, 4, *pair, CLUSTER) for pair in ends]
     routes = tuple(
         _route(plan.to_array(), shape, *pair) for plan, pair in zip(plans, ends, strict=True)
     )
-    value = np.random.default_rng(0).random(shape, np.float32)
+    values = [np.random.default_rng(k).random(shape, np.float32) for k in range(case.values)]
     medians = []
     for rounds in _ROUNDS:
         program = _program(case, shape, routes, rounds)
         assert check_program(program) == ()
         with open_run(program, "ray", ray_address=address, checked_steps=0) as run:
-            run.load([value])
-            assert np.array_equal(run.step()[0], value)
+            run.load(values)
+            assert all(map(np.array_equal, run.step(), values))
             medians.append(median(_seconds(run) for _ in range(_SAMPLES)))
     measured = (medians[1] - medians[0]) / (_ROUNDS[1] - _ROUNDS[0])
     return {
         "case": case.name,
-        "megabytes": value.nbytes / 1e6,
-        "wire_megabytes": sum(map(bytes_on_wire, plans)) / 1e6,
+        "megabytes": sum(value.nbytes for value in values) / 1e6,
+        "wire_megabytes": case.values * sum(map(bytes_on_wire, plans)) / 1e6,
         "strategies": [plan.strategy for plan in plans],
-        "model_seconds": sum(plans_seconds(CLUSTER, [plan]) for plan in plans),
+        "model_seconds": sum(plans_seconds(CLUSTER, [plan] * case.values) for plan in plans),
         "measured_seconds": measured,
     }
 
@@ -177,44 +185,50 @@ def _route(
 
 
 def _program(case: Case, shape: tuple[int, ...], routes: tuple[Route, ...], rounds: int) -> Program:
-    """The value starts and ends on the source mesh."""
+    """The values start and end on the source mesh."""
     meshes = tuple(dict.fromkeys((case.source[0], case.target[0])))
     names = [mesh.name for mesh in (case.source[0], case.target[0])]
     lists: dict[str, list[Instruction]] = {mesh.name: [] for mesh in meshes}
+    start = TensorSpec(shape, "float32", case.source[1])
     buffers: dict[str, list[TensorSpec]] = {mesh.name: [] for mesh in meshes}
-    buffers[names[0]].append(TensorSpec(shape, "float32", case.source[1]))
-    latest = 0
+    buffers[names[0]] += [start] * case.values
+    latest = tuple(range(case.values))
     for turn in range(2 * rounds):
         giver, taker = names[turn % 2], names[1 - turn % 2]
-        number, tag, route = len(buffers[taker]), 2 * turn, routes[turn % 2]
-        buffers[taker].append(route.target)
+        first, tag, route = len(buffers[taker]), 8 * turn, routes[turn % 2]
+        numbers = tuple(range(first, first + case.values))
+        buffers[taker] += [route.target] * case.values
         if giver == taker:
-            lists[taker].append(Reshard(tag, latest, number, turn % 2))
+            lists[taker] += [Reshard(tag, latest[0], numbers[0], turn % 2)]
         else:
-            lists[giver].append(Send(tag, (latest,), taker, (turn % 2,)))
-            lists[taker].append(Recv(tag, (number,), giver, (turn % 2,)))
+            of_values = (turn % 2,) * case.values
+            lists[giver].append(Send(tag, latest, taker, of_values))
+            lists[taker].append(Recv(tag, numbers, giver, of_values))
         if turn:
-            lists[giver].append(Free((latest,)))
+            lists[giver].append(Free(latest))
         if route.completion is not None:
-            lists[taker].append(route.completion(tag + 1, number, turn % 2))
-        latest = number
-    value = MeshValue(names[0], buffers[names[0]][0])
+            lists[taker] += [
+                route.completion(tag + 1 + k, number, turn % 2) for k, number in enumerate(numbers)
+            ]
+        latest = numbers
+    own = tuple(enumerate(range(case.values)))
     parts = tuple(
         MeshProgram(
             mesh=mesh,
             buffers=tuple(buffers[mesh.name]),
-            arguments=((0, 0),) if mesh.name == names[0] else (),
+            arguments=own if mesh.name == names[0] else (),
             indices=(),
             instructions=tuple(lists[mesh.name]),
-            results=((0, latest),) if mesh.name == names[0] else (),
+            results=tuple(enumerate(latest)) if mesh.name == names[0] else (),
             feedback=(),
             functions=(),
         )
         for mesh in meshes
     )
-    return Program(
-        (Argument("value", value, None),), (ProgramResult("value", value),), routes, parts, HOSTS
-    )
+    value = MeshValue(names[0], start)
+    arguments = tuple(Argument(f"value{k}", value, None) for k in range(case.values))
+    results = tuple(ProgramResult(f"value{k}", value) for k in range(case.values))
+    return Program(arguments, results, routes, parts, HOSTS)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 
 from shardopt.runtime.actions.context import Action, Context
-from shardopt.runtime.devices.exchanges import Exchanges, Streamed
+from shardopt.runtime.devices.exchanges import (
+    Exchanges,
+    Streamed,
+    parts_of_values,
+    streamed_values,
+)
 from shardopt.runtime.devices.tiles import RouteSource, RouteTarget, landing_of
 from shardopt.runtime.devices.xla import DeviceArray
 from shardopt.runtime.program.host_routes import RouteParts
@@ -99,11 +104,7 @@ class _Incoming:
             for route in routes
         ]
         self.landing: Landing = landing_of(self.targets, sources)
-        self._regions = {
-            source.name: [each for (each,) in self.targets[0].regions(source)]
-            for source in sources
-            if self.landing.streams and source.name in self.landing.pieces
-        }
+        self._parts = parts_of_values(self.targets, sources)
         if self.landing.pieces:
             context.transport.mailbox.expect(tag, self.landing)
 
@@ -114,13 +115,17 @@ class _Incoming:
         with self._awaiting():
             return mailbox.take(context.step, self._tag)
 
-    def begin(self) -> Streamed:
-        """Wait for the first part of all that streams."""
+    def begin(self) -> list[Streamed]:
+        """Wait for the first part of all that streams, and for all of what does not."""
         mailbox, step = self._context.transport.mailbox, self._context.step
-        arrival = mailbox.stream(step, self._tag)
+        values = streamed_values(mailbox, step, self._tag, self.targets, self._parts)
+        ready = [
+            value.has_begun if target.streams else value.has_all
+            for value, target in zip(values, self.targets, strict=True)
+        ]
         with self._awaiting():
-            mailbox.until(lambda: all(arrival.landed.values()))
-        return Streamed(arrival, self._regions, partial(mailbox.end, step, self._tag))
+            mailbox.until(lambda: all(is_there() for is_there in ready))
+        return values
 
     @contextmanager
     def _awaiting(self) -> Iterator[None]:
@@ -133,19 +138,22 @@ class _Incoming:
 
     def keep(self, buffers: Sequence[int]) -> None:
         """Wait, and put what needs no completion on the devices at once."""
+        buffer_of, size = self._context.buffers, len(self._context.host.shards)
+        landed: list[Any]
         if self.landing.streams:
-            self._context.buffers[buffers[0]] = self.begin()
-            return
-        landed, context, size = self.take(), self._context, len(self._context.host.shards)
-        for number, (buffer, target) in enumerate(zip(buffers, self.targets, strict=True)):
-            shards = landed[number * size : (number + 1) * size]
-            if target.is_complete:
-                shards = target.all(shards, context.transport.mailbox.pool)
-                context.buffers[buffer] = context.devices.put(
-                    context.program.buffers[buffer], shards
-                )
-            else:
-                context.buffers[buffer] = shards
+            landed = self.begin()
+        else:
+            shards = self.take()
+            landed = [shards[number * size : (number + 1) * size] for number in range(len(buffers))]
+        for buffer, target, value in zip(buffers, self.targets, landed, strict=True):
+            if not target.streams and isinstance(value, Streamed):
+                value = value.shards.given()
+            buffer_of[buffer] = self._put(buffer, target, value) if target.is_complete else value
+
+    def _put(self, buffer: int, target: RouteTarget, landed: Payload) -> DeviceArray:
+        context = self._context
+        shards = target.all(landed, context.transport.mailbox.pool)
+        return context.devices.put(context.program.buffers[buffer], shards)
 
 
 def send_action(context: Context, position: int, send: Send) -> Action:

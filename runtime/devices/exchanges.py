@@ -13,7 +13,7 @@ import numpy as np
 from shardopt.forms.exported_program import Slice
 from shardopt.forms.reshard_steps import intersect
 from shardopt.mesh.mesh import Mesh
-from shardopt.runtime.devices.tiles import Tiling, python_slices
+from shardopt.runtime.devices.tiles import RouteTarget, Tiling, python_slices
 from shardopt.runtime.program.host_routes import Origins, Round, rounds_of, wire_tag
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.instructions import Route
@@ -32,14 +32,64 @@ Region: TypeAlias = tuple[int, Slice]  # of a shard of this host
 Give = Callable[[str, int, list[np.ndarray]], None]  # (name of the worker, tag, pieces)
 
 
+# By each source that has some: the numbers of parts in its message, and what they fill.
+Parts: TypeAlias = Mapping[str, Sequence[tuple[int, Region]]]
+
+
 @dataclass(frozen=True)
 class Streamed:
-    """A value whose message is still coming in. `regions` are, by source, what its parts fill:
-    shards, and slices of them; `end` is called when all is there."""
+    """A value whose message, which may bring others too, is still coming in. Its parts fill
+    `shards`; `end` is called when all of them are there."""
 
     arrival: Arrival
-    regions: Mapping[str, Sequence[Region]]
+    shards: Shards
+    parts: Parts
     end: Callable[[], None]
+
+    def has_begun(self) -> bool:
+        """Whether the first part of every source is there."""
+        return all(self.arrival.landed[name] > parts[0][0] for name, parts in self.parts.items())
+
+    def has_all(self) -> bool:
+        return all(self.arrival.landed[name] > parts[-1][0] for name, parts in self.parts.items())
+
+
+def parts_of_values(targets: Sequence[RouteTarget], sources: Sequence[Host]) -> tuple[Parts, ...]:
+    """For every value of a message, which parts of each source's are its, and what they fill
+    first: only what does not stream has parts for several places."""
+    begin = {source.name: 0 for source in sources}
+    parts: list[Parts] = []
+    for target in targets:
+        of_value = {}
+        for source in sources:
+            filled = [regions[0] for regions in target.regions(source)]
+            if filled:
+                of_value[source.name] = list(enumerate(filled, begin[source.name]))
+            begin[source.name] += len(filled)
+        parts.append(of_value)
+    return tuple(parts)
+
+
+def streamed_values(
+    mailbox: Mailbox, step: int, tag: int, targets: Sequence[RouteTarget], parts: Sequence[Parts]
+) -> list[Streamed]:
+    """The values of a message, which may not have begun to come. It is through when all that
+    stream are."""
+    arrival = mailbox.stream(step, tag)
+    left = [target for target in targets if target.streams]
+
+    def end() -> None:
+        left.pop()
+        if not left:
+            mailbox.until(lambda: not arrival.missing)
+            mailbox.end(step, tag)
+
+    values, first = [], 0
+    for target, of_value in zip(targets, parts, strict=True):
+        count = len(target.shards)
+        values.append(Streamed(arrival, arrival.shards.part(first, count), of_value, end))
+        first += count
+    return values
 
 
 @dataclass(frozen=True)
@@ -98,7 +148,7 @@ class Exchanges:
         arrival = landed.arrival
         if self._needs is None:  # the same in every step
             self._needs = [
-                tuple(_parts_of(regions, landed.regions) for regions in each.reads)
+                tuple(_parts_of(regions, landed.parts) for regions in each.reads)
                 for each in self._steps
             ]
         needs = self._needs
@@ -107,10 +157,10 @@ class Exchanges:
             needed = needs[number][use].items()
             return all(arrival.landed[source] >= count for source, count in needed)
 
-        self._exchange(step, arrival.shards, give, is_there)
-        self._mailbox.until(lambda: not arrival.missing)
+        self._exchange(step, landed.shards, give, is_there)
+        self._mailbox.until(landed.has_all)
         landed.end()
-        return arrival.shards.all()
+        return landed.shards.all()
 
     def _exchange(
         self, step: int, shards: Shards, give: Give, is_there: Callable[[int, int], bool]
@@ -176,22 +226,20 @@ class _Lying:
         self._filled.setdefault(shard, []).append((slice_, self._rounds))
 
 
-def _parts_of(
-    regions: Sequence[Region], landing: Mapping[str, Sequence[Region]]
-) -> Mapping[str, int]:
+def _parts_of(regions: Sequence[Region], parts: Parts) -> Mapping[str, int]:
     """How many parts of each source's message must be there for what is in the regions."""
 
-    def count(of_source: Sequence[Region]) -> int:
+    def count(of_source: Sequence[tuple[int, Region]]) -> int:
         counts = (
             number + 1
-            for number, (shard, slice_) in enumerate(of_source)
+            for number, (shard, slice_) in of_source
             if any(
                 shard == other and intersect(slice_, read) is not None for other, read in regions
             )
         )
         return max(counts, default=0)
 
-    return {source: count(of_source) for source, of_source in landing.items()}
+    return {source: count(of_source) for source, of_source in parts.items()}
 
 
 def _place(shard: int, slice_: Slice) -> ShardSlice:

@@ -178,4 +178,4 @@ def landing_of(targets: Sequence[RouteTarget], sources: Sequence[Host]) -> Landi
         if any(places_by_input):
             pieces[source.name] = [places for each in places_by_input for places in each]
     shards = tuple(shard for target in targets for shard in target.shards)
-    return Landing(shards, pieces, streams=len(targets) == 1 and targets[0].streams)
+    return Landing(shards, pieces, streams=any(target.streams for target in targets))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -40,7 +41,7 @@ def fills(place: ShardSlice, shape: tuple[int, ...]) -> bool:
 class Landing:
     """`shards` are shapes and element types; `pieces[source]` are the places of each piece of that
     worker's message, in its order; every piece has one at least. A message that `streams` is looked
-    at while it comes in, piece by piece; its pieces have one place each."""
+    at while it comes in, piece by piece."""
 
     shards: tuple[ShardType, ...]
     pieces: Mapping[str, Sequence[tuple[ShardSlice, ...]]]
@@ -89,6 +90,17 @@ class Shards:
             [None] * len(types) if shards is None else list(shards)
         )
         self._lock = threading.Lock()
+        self._numbers = range(len(types))  # in `memory`
+
+    def part(self, first: int, count: int) -> Shards:
+        """So many of them, numbered from 0: the same memory."""
+        part = copy(self)
+        part._numbers = self._numbers[first : first + count]
+        return part
+
+    def given(self) -> list[np.ndarray | None]:
+        """None for those that nothing was written to."""
+        return [self.memory[number] for number in self._numbers]
 
     def view(self, place: ShardSlice) -> np.ndarray:
         """Writable."""
@@ -97,10 +109,10 @@ class Shards:
 
     def share(self, place: ShardSlice, memory: np.ndarray) -> None:
         """A whole shard that exists."""
-        self.memory[place.shard] = memory
+        self.memory[self._numbers[place.shard]] = memory
 
     def copy(self, source: ShardSlice, target: ShardSlice) -> None:
-        memory = self.memory[source.shard]
+        memory = self.memory[self._numbers[source.shard]]
         if memory is not None and self._fill(source) and self._fill(target):
             self.share(target, memory)
         else:
@@ -109,9 +121,10 @@ class Shards:
     def all(self) -> list[np.ndarray]:
         """Nothing was written where there is nothing: a tile without elements, or the padding of
         one."""
-        return [self._shard(number) for number in range(len(self.memory))]
+        return [self._shard(place) for place in range(len(self._numbers))]
 
-    def _shard(self, number: int) -> np.ndarray:
+    def _shard(self, place: int) -> np.ndarray:
+        number = self._numbers[place]
         with self._lock:
             shard = self.memory[number]
             if shard is None:
@@ -119,7 +132,7 @@ class Shards:
             return shard
 
     def _fill(self, place: ShardSlice) -> bool:
-        return fills(place, self._types[place.shard][0])
+        return fills(place, self._types[self._numbers[place.shard]][0])
 
 
 class Arrival:
@@ -156,14 +169,20 @@ class Arrival:
             else:
                 self.shards.view(places[0])[...] = piece
 
+    def land(self, source: str) -> None:
+        """The next piece of a source is there."""
+        number = self.landed[source]
+        # Copied before the piece counts as there, on the thread of its source and without the lock.
+        first, *others = self.landing.pieces[source][number]
+        for place in others:
+            self.shards.copy(first, place)
+        self.landed[source] = number + 1
+
     def finish(self, source: str) -> list[np.ndarray | None] | None:
         """The part of one source is complete. When that was the last one: all shards, None for
         those that no piece is for; nothing before."""
-        # Copied before the part counts as there, on the thread of its source and without the lock.
-        for places in self.landing.pieces[source]:
-            for place in places[1:]:
-                self.shards.copy(places[0], place)
-        self.landed[source] = len(self.landing.pieces[source])
+        for _ in range(self.landed[source], len(self.landing.pieces[source])):
+            self.land(source)
         with self._lock:
             self._missing.discard(source)
             return None if self._missing else self.shards.memory

@@ -98,7 +98,7 @@ class Mailbox:
 
     def landed(self, source: str, step: int, tag: int) -> None:
         """One more piece of a message that streams is there."""
-        self._arrivals[step, tag].landed[source] += 1
+        self._arrivals[step, tag].land(source)
         self._tell()
 
     def deliver(

@@ -4,6 +4,7 @@ others are still coming in: between processes, and when messages are lost or con
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,8 +26,9 @@ SHAPE = (512, 512)  # 32 KiB a chunk
 pytestmark = pytest.mark.slow
 
 
-def there_and_back(rounds: int, strategy: str = "broadcast") -> Program:
-    (case,) = (each for each in CASES if "two hosts" in each.name)
+def there_and_back(rounds: int, strategy: str = "broadcast", values: int = 1) -> Program:
+    (case,) = (each for each in CASES if each.name == "host to two hosts, rows to replicas")
+    case = replace(case, values=values)
     ends = ((case.source, case.target), (case.target, case.source))
     routes = tuple(
         between_hosts._route(
@@ -39,10 +41,11 @@ def there_and_back(rounds: int, strategy: str = "broadcast") -> Program:
     return program
 
 
+@pytest.mark.parametrize("values", [1, 3])
 @pytest.mark.parametrize(("strategy", "parts"), [("broadcast", 16), ("local_allgather", 2)])
-def test_values_come_through(strategy: str, parts: int) -> None:
-    """Forth and back twice in a step, several steps."""
-    program = there_and_back(2, strategy)
+def test_values_come_through(strategy: str, parts: int, values: int) -> None:
+    """Forth and back twice in a step, several steps, also as several values of a message."""
+    program = there_and_back(2, strategy, values)
     hosts = hosts_of(program)
     (target,) = (part.mesh for part in program.meshes if part.mesh.size == 4)
     route = program.routes[0]
@@ -50,11 +53,12 @@ def test_values_come_through(strategy: str, parts: int) -> None:
     for host in hosts[target.name]:
         assert RouteTarget(route, target, host, of_route).streams
         assert len(of_route.between(hosts["a"][0], host)) == parts
-    value = np.random.default_rng(0).random(SHAPE, np.float32)
+    sent = [np.random.default_rng(k).random(SHAPE, np.float32) for k in range(values)]
     with open_run(program, "process") as run:
-        run.load([value])
+        run.load(sent)
         for _ in range(4):
-            np.testing.assert_array_equal(run.step()[0], value)
+            for found, value in zip(run.step(), sent, strict=True):
+                np.testing.assert_array_equal(found, value)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise, product
 from time import monotonic, sleep
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,12 @@ from shardopt.forms.exported_program import ReshardStep, Slice, TensorSpec
 from shardopt.forms.reshard_steps import default_steps, find_plan_fault, tiles_by_device
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.runtime.devices.exchanges import Exchanges, Streamed
+from shardopt.runtime.devices.exchanges import (
+    Exchanges,
+    Streamed,
+    parts_of_values,
+    streamed_values,
+)
 from shardopt.runtime.devices.tiles import (
     RouteSource,
     RouteTarget,
@@ -31,7 +37,6 @@ from shardopt.runtime.program.host_routes import RouteParts
 from shardopt.runtime.program.hosts import Host, hosts_of, hosts_of_mesh
 from shardopt.runtime.program.instructions import MeshProgram, Program, Route
 from shardopt.runtime.program.routes import make_route
-from shardopt.runtime.transports.landing import Landing
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.solve.resharding.transfers import plan_resharding
 from shardopt.support.errors import UserError
@@ -70,50 +75,71 @@ def ends(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Mesh, Sharding], tuple
 @settings(max_examples=100, deadline=None)
 @given(
     ends(),
-    st.sampled_from(["default", "send_recv", "local_allgather", "broadcast", "auto"]),
+    st.lists(
+        st.sampled_from(["default", "send_recv", "local_allgather", "broadcast", "auto"]),
+        min_size=1,
+        max_size=3,
+    ),
     st.data(),
 )
 def test_every_plan_moves_the_tensor(
     case: tuple[tuple[int, ...], tuple[Mesh, Sharding], tuple[Mesh, Sharding]],
-    strategy: str,
+    strategies: list[str],
     data: st.DataObject,
 ) -> None:
-    """Wherever the hosts of both meshes are."""
+    """Wherever the hosts of both meshes are, and whatever else is in the message."""
     shape, source, target = case
     source_spec, target_spec = (TensorSpec(shape, "int32", end[1]) for end in (source, target))
-    if strategy == "default":
-        steps = default_steps((source[0], source_spec), (target[0], target_spec))
-        if not steps:
-            return  # nothing needs to move
-    else:
-        plan = plan_resharding(shape, 4, source, target, load_cluster("cpu-test:4x4"), strategy)
-        rows, limits = plan.to_array().tolist(), 3 + len(shape)
-        steps = tuple(
-            ReshardStep(
-                row[0], row[1], row[2], tuple(zip(row[3:limits], row[limits:], strict=True))
-            )
-            for row in rows
-        )
+    steps = [planned(strategy, shape, source, target) for strategy in strategies]
+    if not all(steps):
+        return  # nothing needs to move
     held, target_tiles = (
         tiles_by_device(source[0], source_spec),
         tiles_by_device(target[0], target_spec),
     )
-    assert find_plan_fault(steps, held, target_tiles) is None
-    whole = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
-    shards = Tiling(source[0], source_spec).split(whole)
-    route = make_route((source[0], source_spec), (target[0], target_spec), steps)
+    assert all(find_plan_fault(each, held, target_tiles) is None for each in steps)
+    size = int(np.prod(shape))
+    wholes = [
+        np.arange(k * size, (k + 1) * size, dtype=np.int32).reshape(shape)
+        for k in range(len(steps))
+    ]
+    values = [
+        (
+            make_route((source[0], source_spec), (target[0], target_spec), each),
+            Tiling(source[0], source_spec).split(whole),
+        )
+        for each, whole in zip(steps, wholes, strict=True)
+    ]
     homes = data.draw(st.lists(st.integers(0, 2), min_size=DEVICES, max_size=DEVICES))
     groups = [[device for device, home in enumerate(homes) if home == host] for host in range(3)]
     for keep in (False, True):
-        got = travel(route, shards, source[0], target[0], groups, keep)
-        for shard, tile in zip(got, target_tiles.values(), strict=True):
-            np.testing.assert_array_equal(filled(shard, tile), whole[python_slices(tile)])
-    np.testing.assert_array_equal(Tiling(target[0], target_spec).join(got), whole)
+        results = travel(values, source[0], target[0], groups, keep)
+        for got, whole in zip(results, wholes, strict=True):
+            for shard, tile in zip(got, target_tiles.values(), strict=True):
+                np.testing.assert_array_equal(filled(shard, tile), whole[python_slices(tile)])
+            np.testing.assert_array_equal(Tiling(target[0], target_spec).join(got), whole)
     for host in hosts_of_mesh(target[0], groups):
         tiling = Tiling(target[0], target_spec, host)
         for shard, mine in zip(host.shards, tiling.spread(tiling.parts(whole)), strict=True):
             tile = target_tiles[target[0].devices[shard]]
             np.testing.assert_array_equal(filled(got[shard], tile), filled(mine, tile))
+
+
+def planned(
+    strategy: str,
+    shape: tuple[int, ...],
+    source: tuple[Mesh, Sharding],
+    target: tuple[Mesh, Sharding],
+) -> tuple[ReshardStep, ...]:
+    if strategy == "default":
+        specs = (TensorSpec(shape, "int32", sharding) for _, sharding in (source, target))
+        return default_steps(*zip((source[0], target[0]), specs, strict=True))
+    plan = plan_resharding(shape, 4, source, target, load_cluster("cpu-test:4x4"), strategy)
+    rows, limits = plan.to_array().tolist(), 3 + len(shape)
+    return tuple(
+        ReshardStep(row[0], row[1], row[2], tuple(zip(row[3:limits], row[limits:], strict=True)))
+        for row in rows
+    )
 
 
 def filled(shard: np.ndarray, tile: Slice) -> np.ndarray:
@@ -122,47 +148,71 @@ def filled(shard: np.ndarray, tile: Slice) -> np.ndarray:
 
 
 def travel(
-    route: Route,
-    shards: list[np.ndarray],
+    values: Sequence[tuple[Route, list[np.ndarray]]],
     source: Mesh,
     target: Mesh,
     groups: list[list[int]],
     keep: bool,
-) -> list[np.ndarray]:
-    """The shards of the target, whose hosts get messages from those of the source and from each
-    other."""
+) -> list[list[np.ndarray]]:
+    """The shards of each value at the target, whose hosts get messages from those of the source and
+    from each other. `values` are routes and the shards of the source."""
     givers, takers = hosts_of_mesh(source, groups), hosts_of_mesh(target, groups)
     mailboxes = {taker.name: Mailbox() for taker in takers}
-    parts = RouteParts(route, takers)
-    into = {taker.name: RouteTarget(route, target, taker, parts) for taker in takers}
-    landings = {name: landing_of([each], givers) for name, each in into.items()}
+    parts = [RouteParts(route, takers) for route, _ in values]
+    into = {
+        taker.name: [
+            RouteTarget(route, target, taker, of_route)
+            for (route, _), of_route in zip(values, parts, strict=True)
+        ]
+        for taker in takers
+    }
+    landings = {name: landing_of(each, givers) for name, each in into.items()}
     for name, landing in landings.items():
         mailboxes[name].expect(0, landing)
     sending: list[Callable[[], None]] = []
     for giver, taker in product(givers, takers):
-        cut = RouteSource(route, giver, taker, parts)
-        assert bool(cut.size) == (giver.name in landings[taker.name].pieces)
-        if cut.size:
-            pieces = cut.cut([shards[k] for k in giver.shards])
+        pieces = [
+            piece
+            for (route, shards), of_route in zip(values, parts, strict=True)
+            for piece in RouteSource(route, giver, taker, of_route).cut(
+                [shards[k] for k in giver.shards]
+            )
+        ]
+        assert bool(pieces) == (giver.name in landings[taker.name].pieces)
+        if pieces:
             send = trickle if landings[taker.name].streams else deliver
             sending.append(partial(send, mailboxes[taker.name], giver.name, pieces, keep))
     completions = {
-        taker.name: Exchanges(route, target, takers, taker, 1, mailboxes[taker.name])
+        taker.name: [
+            Exchanges(route, target, takers, taker, number, mailboxes[taker.name])
+            for number, (route, _) in enumerate(values, 1)
+        ]
         for taker in takers
     }
 
-    def finish(taker: Host) -> Sequence[np.ndarray]:
+    def finish(taker: Host) -> list[Sequence[np.ndarray]]:
         def give(worker: str, tag: int, pieces: list[np.ndarray]) -> None:
             mailboxes[worker].deliver(taker.name, 0, tag, pieces)
 
-        name, landing = taker.name, landings[taker.name]
+        mailbox, targets, size = mailboxes[taker.name], into[taker.name], len(taker.shards)
+        landing, landed = landings[taker.name], list[Any]()
         if landing.streams:
-            streamed = streamed_by(mailboxes[name], into[name], givers, landing)
-            return completions[name].complete(0, streamed, give)
-        landed = mailboxes[name].take(0, 0) if landing.pieces else [None] * len(taker.shards)
-        if into[name].is_complete:
-            return into[name].all(landed, mailboxes[name].pool)
-        return completions[name].complete(0, landed, give)
+            landed = streamed_by(mailbox, targets, givers)
+        else:
+            shards = mailbox.take(0, 0) if landing.pieces else [None] * len(landing.shards)
+            landed = [shards[k * size : (k + 1) * size] for k in range(len(targets))]
+        results: list[Sequence[np.ndarray]] = []
+        for each, of_value, completion in zip(
+            targets, landed, completions[taker.name], strict=True
+        ):
+            if not each.streams and isinstance(of_value, Streamed):
+                mailbox.until(of_value.has_all)
+                of_value = of_value.shards.given()
+            if each.is_complete:
+                results.append(each.all(of_value, mailbox.pool))
+            else:
+                results.append(completion.complete(0, of_value, give))
+        return results
 
     with ThreadPoolExecutor(len(takers) + len(sending)) as threads, ending(mailboxes.values()):
         results = [threads.submit(finish, taker) for taker in takers]
@@ -173,11 +223,14 @@ def travel(
         "something was sent and not received"
     )
     places = {
-        k: shards_of_host[place]
-        for host, shards_of_host in zip(takers, finished, strict=True)
-        for place, k in enumerate(host.shards)
+        shard: (number, place)
+        for number, host in enumerate(takers)
+        for place, shard in enumerate(host.shards)
     }
-    return [places[shard] for shard in range(target.size)]
+    return [
+        [finished[places[shard][0]][value][places[shard][1]] for shard in range(target.size)]
+        for value in range(len(values))
+    ]
 
 
 @contextmanager
@@ -204,14 +257,9 @@ def trickle(mailbox: Mailbox, source: str, pieces: list[np.ndarray], keep: bool)
 
 
 def streamed_by(
-    mailbox: Mailbox, into: RouteTarget, givers: Sequence[Host], landing: Landing
-) -> Streamed:
-    regions = {
-        giver.name: [region for (region,) in into.regions(giver)]
-        for giver in givers
-        if giver.name in landing.pieces
-    }
-    return Streamed(mailbox.stream(0, 0), regions, partial(mailbox.end, 0, 0))
+    mailbox: Mailbox, targets: Sequence[RouteTarget], givers: Sequence[Host]
+) -> list[Streamed]:
+    return streamed_values(mailbox, 0, 0, targets, parts_of_values(targets, givers))
 
 
 def test_parts_are_passed_on_while_others_come_in() -> None:
@@ -250,7 +298,7 @@ def test_parts_are_passed_on_while_others_come_in() -> None:
         given.extend(value for piece in pieces for value in piece.reshape(-1).tolist())
 
     exchanges = Exchanges(route, target[0], takers, here, 1, mailbox)
-    streamed = streamed_by(mailbox, into, [giver], landing)
+    (streamed,) = streamed_by(mailbox, [into], [giver])
     with ThreadPoolExecutor(1) as thread, ending([mailbox]):
         result = thread.submit(exchanges.complete, 0, streamed, give)
         windows = mailbox.open("a", 0, 0).windows("a")
