@@ -5,11 +5,17 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from shardopt.frontend.plans.plan import Plan
 from shardopt.runtime.program.instructions import Program
 
 
 @cache
 def mlp(width: int, stages: int, devices: int) -> Program:
+    """The program of `mlp_plan`."""
+    return mlp_plan(width, stages, devices).program()
+
+
+def mlp_plan(width: int, stages: int, devices: int) -> Plan:
     """Four square layers with momentum on `stages` meshes of `devices` devices, split within the
     layers."""
     import jax
@@ -17,9 +23,6 @@ def mlp(width: int, stages: int, devices: int) -> Program:
 
     from shardopt.frontend.planning.make_plan import make_plan
     from shardopt.frontend.plans.plan import PlanOptions
-    from shardopt.ir.context import make_context
-    from shardopt.ir.io import load_module
-    from shardopt.runtime.driver import prepare
 
     def loss(params: Any, x: Any, y: Any) -> Any:
         for weight in params:
@@ -43,6 +46,4 @@ def mlp(width: int, stages: int, devices: int) -> Program:
         submesh=f"1x{devices}",
         logical_shape=f"1x{devices}",
     )
-    plan = make_plan(bytes(exported.mlir_module_serialized), options)
-    with make_context() as context:
-        return prepare(load_module(plan.module, context))
+    return make_plan(bytes(exported.mlir_module_serialized), options)
