@@ -87,6 +87,9 @@ class DiagnosedError(UserError):
         super().__init__("\n".join(str(diagnostic) for diagnostic in diagnostics))
         self.diagnostics = diagnostics
 
+    def __reduce__(self) -> tuple[type[DiagnosedError], tuple[Diagnostic, ...]]:
+        return type(self), self.diagnostics  # not the text that they make
+
     @property
     def diagnostic(self) -> Diagnostic:
         return self.diagnostics[0]

@@ -1,23 +1,32 @@
 """Reading a binary module of somebody else: another process tries first.
 
 C++ ends the process on some bytes that are no module, or never returns, and Python can catch
-neither. The tools that read in a child of their own (`shardopt.tools.supervisor`) say so; for
-everybody else a child reads the file before it is read here."""
+neither. The tools that read in a child of their own (`shardopt.tools.supervisor`) say so. `shardopt
+run` and `program` have a child read and prepare it (`in_child`); for everybody else a child reads
+the file before it is read here (`check_readable`)."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
+from typing import IO, NoReturn, TypeVar
 
 from shardopt.ir.formats import format_of
 from shardopt.support.errors import UserError
 
+T = TypeVar("T")
+
 # Reading is a matter of a second a gigabyte.
 _SECONDS = 30.0
 _BYTES_PER_SECOND = 10e6
+# Verifying and preparing what was read takes longer.
+_PREPARED_BYTES_PER_SECOND = 1e5
 _READ = """\
 import sys
 from shardopt.ir.context import make_context
@@ -25,6 +34,7 @@ from shardopt.ir.io import load_module
 load_module(sys.stdin.buffer.read(), make_context())
 """
 _is_child = False
+_may_fork = False
 _readable: set[bytes] = set()  # digests: a model is often planned again
 
 
@@ -60,3 +70,63 @@ def check_readable(data: bytes, name: str) -> None:
         number = signal.Signals(-status)
         reason = f"{number.name}, {signal.strsignal(number)}"
     raise UserError(f"{name}: not a readable module: its reader failed ({reason})")
+
+
+def may_fork() -> None:
+    """This process is a command that has begun nothing yet: a copy of it can do what is to be
+    tried."""
+    global _may_fork
+    _may_fork = True
+
+
+def in_child(work: Callable[[], T], name: str, size_bytes: int) -> T:
+    """What `work` returns or raises. A child of this process does it, if it may be forked: C++ may
+    end it, or not return, while it reads `name`, files of so many bytes. Raises UserError then."""
+    if not _may_fork or not hasattr(os, "fork"):
+        return work()
+    limit = _SECONDS + size_bytes / _PREPARED_BYTES_PER_SECOND
+    with tempfile.TemporaryFile() as file:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            _answer(work, file, limit)
+        status = os.waitpid(child, 0)[1]
+        if os.WIFSIGNALED(status):
+            raise UserError(_unreadable(name, signal.Signals(os.WTERMSIG(status)), limit))
+        if os.WEXITSTATUS(status):  # it was interrupted
+            raise KeyboardInterrupt
+        file.seek(0)
+        result, error = pickle.load(file)
+    if error is not None:
+        raise error
+    return result
+
+
+def _answer(work: Callable[[], object], file: IO[bytes], limit: float) -> NoReturn:
+    """Be the child: do the work, say what came of it, and leave without the parent's exit
+    handlers."""
+    global _is_child, _may_fork
+    _is_child, _may_fork, code = True, False, 1
+    try:
+        # No Python code runs while C++ does not return: the system ends the process.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, limit)
+        try:
+            answer: tuple[object, Exception | None] = (work(), None)
+        except Exception as error:
+            answer = (None, error)
+        file.write(pickle.dumps(answer))
+        file.flush()
+        code = 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _unreadable(name: str, number: signal.Signals, limit: float) -> str:
+    reason = f"{number.name}, {signal.strsignal(number)}"
+    if number == signal.SIGALRM:
+        reason = f"it did not finish within {limit:.0f} s"
+    return f"{name}: not readable: its reader failed ({reason})"

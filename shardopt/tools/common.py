@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardopt import __version__
@@ -32,6 +33,12 @@ EXIT_STOPPED = 4  # a limit of time ended a run before its last step
 _PIPE_COLUMNS = 180
 # Remarks that answer a question of the command line: printed whether or not remarks are wanted.
 ANSWERS = frozenset({"explain"})
+
+
+def module_bytes(path: Path) -> int:
+    """Of the modules that are read of a plan directory, or of a file; 0 for what is neither."""
+    files = [path / "module.mlirbc", path / "original.mlirbc"] if path.is_dir() else [path]
+    return sum(each.stat().st_size for each in files if each.is_file())
 
 
 def console() -> Console:

@@ -65,10 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(trace: Trace) -> int:
         args.trace = trace
-        if supervises:
-            from shardopt.ir.trial import reads_in_child
+        if argv is None:
+            from shardopt.ir.trial import may_fork, reads_in_child
 
-            reads_in_child()
+            may_fork()
+            if supervises:
+                reads_in_child()
         return run_tool(_PROG, lambda: args.run(args))
 
     if not supervises:

@@ -194,7 +194,6 @@ class Plan:
         file."""
         from shardopt.ir.trial import check_readable
         from shardopt.planfile.plan_file import load_plan_file
-        from shardopt.report.plan_summary import summarize
 
         folder = _folder(path)
         described = load_plan_file(str(folder / PLAN_FILE))
@@ -206,7 +205,7 @@ class Plan:
                 check_readable(data, str(folder / name))
         dumps = plan_parts(folder, "ir/*.mlir")
         with (loaded := LoadedModules()) as modules:
-            summary = summarize(modules.read(module, name=str(folder / "module.mlirbc")))
+            summary = _summary(modules.read(module, name=str(folder / "module.mlirbc")))
         return Plan(
             module,
             original,
@@ -219,6 +218,22 @@ class Plan:
             ),
             loaded=loaded,
         )
+
+
+def _summary(module: ir.Module) -> PlanSummary:
+    """Raises UserError for a module that does not have the exported form, or says of itself what
+    cannot be."""
+    from shardopt.forms.exported_verify import verify_exported
+    from shardopt.ir.diagnostics import DiagnosedError, diagnostic
+    from shardopt.report.plan_summary import summarize
+
+    try:
+        return summarize(module)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        faults = [diagnostic("error", *fault) for fault in verify_exported(module)] or [
+            diagnostic("error", module.operation, f"no module of a plan: {error}")
+        ]
+        raise DiagnosedError(*faults) from error
 
 
 def simulate_module(module: ir.Module) -> SimulationResult:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from shardopt.tools.common import module_bytes
+
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -24,6 +26,7 @@ def _report(args: argparse.Namespace) -> None:
     from shardopt.frontend.plans.plan import Plan
     from shardopt.ir.io import write_output
 
-    plan = Plan.load(args.plan)
+    with args.trace.reading(module_bytes(args.plan)):
+        plan = Plan.load(args.plan)
     title = args.title or args.plan.resolve().name
     write_output(plan.report(title=title).encode(), args.output)

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardopt.support.errors import UserError
-from shardopt.tools.common import console
+from shardopt.tools.common import console, module_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from shardopt.schedule.even_pipeline import EvenPipeline
     from shardopt.schedule.simulator import SimulationResult
+    from shardopt.tools.supervisor import Trace
 
 _STDOUT = "-"
 
@@ -140,20 +141,24 @@ def _result(args: argparse.Namespace) -> SimulationResult:
             print(f"note: {imported} of '{source}' are left out", file=sys.stderr)
         return _pipeline(args).simulate_tasks(imported.schedule)
     if source.is_dir() or source.suffix in (".mlir", ".mlirbc"):
-        return _of_plan(source)
+        return _of_plan(source, args.trace)
     return _pipeline(args).simulate(args.schedule)
 
 
-def _of_plan(source: Path) -> SimulationResult:
+def _of_plan(source: Path, trace: Trace) -> SimulationResult:
     """Of a plan directory, or of a file with a module."""
     from shardopt.frontend.plans.plan import Plan, simulate_module
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
 
     if source.is_dir():
-        return Plan.load(source).simulate()
+        with trace.reading(module_bytes(source)):
+            plan = Plan.load(source)
+        return plan.simulate()
     with make_context() as context:
-        return simulate_module(load_module(source, context))
+        with trace.reading(module_bytes(source)):
+            module = load_module(source, context)
+        return simulate_module(module)
 
 
 def _pipeline(args: argparse.Namespace) -> EvenPipeline:

@@ -8,10 +8,12 @@ import sys
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardopt.support.errors import UserError
+from shardopt.tools.common import module_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,14 +41,23 @@ def read_program(
 ) -> tuple[Program, Plan | None]:
     """Of a plan directory, with the plan; or of a file with a module, whose function `entry` is
     run. `custom_calls` are names that are allowed. Raises UserError."""
+    from shardopt.ir.trial import in_child
+
+    if entry is not None and not path.is_file():
+        raise UserError(f"--entry names a function of a module; '{path}' is a plan")
+    work = partial(_read_program, path, entry, custom_calls)
+    return in_child(work, str(path), module_bytes(path))
+
+
+def _read_program(path: Path, entry: str | None, custom_calls: str) -> tuple[Program, Plan | None]:
     from shardopt.frontend.plans.plan import Plan
     from shardopt.ir.context import make_context
     from shardopt.runtime.driver import prepare
 
     if not path.is_file():
-        if entry is not None:
-            raise UserError(f"--entry names a function of a module; '{path}' is a plan")
         plan = Plan.load(path, custom_calls)
+        with plan.loaded as modules:
+            modules.read(plan.original, name="original.mlirbc")  # `--check` runs it
         return plan.program(), plan
     with make_context() as context:
         return prepare(_runnable(path, entry, context), custom_calls), None

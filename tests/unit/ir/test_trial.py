@@ -1,19 +1,25 @@
-"""Modules that would end the process that reads them."""
+"""Modules, and work with them, that would end the process that reads them."""
 
 from __future__ import annotations
 
 import io
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from jaxlib.mlir import ir
 
+from shardopt.ir import trial
 from shardopt.ir.context import make_context
-from shardopt.ir.diagnostics import DiagnosedError
+from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Position
 from shardopt.ir.io import MAX_NESTING, load_module
 from shardopt.ir.trial import check_readable
 from shardopt.support.errors import UserError
 from shardopt.tools.shardopt import main
+
+FAULT = Diagnostic("error", "no", Position("a.mlir", 3, 4))
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +79,45 @@ def test_numbers_of_results_do_not_fill_the_memory(line: str) -> None:
     expected = r"m\.mlir:3:\d+: error: expected at most 65536 results, found 2147483648"
     with pytest.raises(DiagnosedError, match=expected):
         load_module(text.encode(), make_context(), name="m.mlir")
+
+
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a command that has begun nothing yet."""
+    monkeypatch.setattr(trial, "_may_fork", True)
+    monkeypatch.setattr(trial, "_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("forking")
+def test_what_a_child_returns_comes_back() -> None:
+    me = os.getpid()
+    value, process = trial.in_child(lambda: ({"a": (1, b"2")}, os.getpid()), "plan", 0)
+    assert value == {"a": (1, b"2")} and process != me
+
+
+@pytest.mark.usefixtures("forking")
+def test_what_a_child_raises_is_raised() -> None:
+    def refuse() -> None:
+        raise DiagnosedError(FAULT, FAULT)
+
+    with pytest.raises(DiagnosedError, match=r"a\.mlir:3:4: error: no") as caught:
+        trial.in_child(refuse, "plan", 0)
+    assert caught.value.diagnostics == (FAULT, FAULT)
+
+
+@pytest.mark.usefixtures("forking")
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        (os.abort, "SIGABRT, Aborted"),
+        (lambda: time.sleep(30), "it did not finish within 0 s"),
+        (lambda: os.kill(os.getpid(), 11), "SIGSEGV, Segmentation fault"),
+    ],
+)
+def test_what_ends_a_child_is_an_error(work: Callable[[], object], reason: str) -> None:
+    with pytest.raises(UserError, match=rf"^plan: not readable: its reader failed \({reason}\)$"):
+        trial.in_child(work, "plan", 0)
+
+
+def test_nothing_is_forked_where_threads_may_run() -> None:
+    assert trial.in_child(os.getpid, "plan", 0) == os.getpid()
