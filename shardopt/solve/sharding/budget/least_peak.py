@@ -16,6 +16,7 @@ import numpy as np
 from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
 from shardopt.solve.assignment.search.sharding_ilp import solve
+from shardopt.solve.sharding.budget.fewer_bytes import FewerBytes
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
 from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, split_copies
 from shardopt.solve.sharding.budget.start import greedy_start
@@ -63,6 +64,7 @@ class _Search:
         self.model, self.bound = model, bound
         self.limits = SearchLimits(work=limits.budget // _ROUNDS)
         self.copies: dict[Operand, None] = {}
+        self.fewer = FewerBytes(model)
         self.weights = np.full(len(model.base.order), 1 / max(len(model.base.order), 1))
         self.best = LeastPeak(bound, _UNKNOWN, None, Solution((), inf, inf, 0.0, "infeasible"))
 
@@ -115,6 +117,8 @@ class _Search:
         """The plan of a solution, kept if it holds less than all before; its own costs instead of
         weighted bytes."""
         plan = split_copies(self.model, solution, self._peak() - 1)
+        if plan.peak_bytes < self.best.peak_bytes:
+            solution, plan = self.fewer.within(problem, solution, plan, 0)
         if plan.peak_bytes < self.best.peak_bytes:
             objective = self.model.base.plan_seconds(plan)
             unweighted = Solution(

@@ -1,5 +1,5 @@
-"""Copies of operands that exceed a limit: which they are, and which need not be shared between
-readers."""
+"""Plans that are held against a limit, and copies of operands that exceed it: which they are, and
+which need not be shared between readers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from shardopt.mesh.mesh import Sharding
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
 from shardopt.solve.sharding.intra_op.copies import TensorCopy, find_copies
+from shardopt.solve.sharding.intra_op.finished import finished
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies
@@ -18,17 +19,25 @@ from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies
 _MOST_SPLITS = 4
 
 
-def split_copies(model: BudgetModel, solution: Solution, limit: int) -> IntraOpPlan:
-    """The plan of a solution; where it exceeds the limit, copies held there between two readers are
-    made twice."""
-    fresh: FreshCopies = frozenset()
-    plan = model.decode(solution, fresh)
+def counted(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> IntraOpPlan:
+    """The plan with the bytes of its finished program, where those in the order without copies
+    are within the limit. So a plan fits if both are, and no plan fits that the problem within the
+    limit, which knows that order alone, does not allow."""
+    return finished(problem, plan) if plan.peak_bytes <= limit else plan
+
+
+def split_copies(
+    model: BudgetModel, solution: Solution, limit: int, fresh: FreshCopies = frozenset()
+) -> IntraOpPlan:
+    """The plan of a solution, `counted`; where it exceeds the limit, copies held there between two
+    readers are made twice."""
+    plan = counted(model.base, model.decode(solution, fresh), limit)
     for _ in range(_MOST_SPLITS):
         more = fresh | _later_readers(model.base, plan, limit)
         if plan.peak_bytes <= limit or more == fresh:
             break
         fresh = more
-        plan = model.decode(solution, fresh)
+        plan = counted(model.base, model.decode(solution, fresh), limit)
     return plan
 
 

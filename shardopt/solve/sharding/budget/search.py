@@ -23,13 +23,14 @@ from math import inf
 import numpy as np
 
 from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
-from shardopt.solve.assignment.problem import Solution, Status, relative_gap
+from shardopt.solve.assignment.problem import Problem, Solution, Status, relative_gap
 from shardopt.solve.assignment.search.repeated_layers import is_large
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.assignment.sharing.held_copies import with_held
 from shardopt.solve.assignment.sharing.price_rounds import moved_shares, stalls
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.assignment.sharing.shared_model import is_small, solve_exactly
+from shardopt.solve.sharding.budget.fewer_bytes import FewerBytes
 from shardopt.solve.sharding.budget.kept_copies import (
     Overlooked,
     fresh_of,
@@ -38,9 +39,10 @@ from shardopt.solve.sharding.budget.kept_copies import (
 )
 from shardopt.solve.sharding.budget.least_peak import LeastPeak, find_least_peak
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
-from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, split_copies
+from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, counted, split_copies
 from shardopt.solve.sharding.budget.rematerialization import find_candidates
 from shardopt.solve.sharding.budget.start import greedy_start
+from shardopt.solve.sharding.intra_op.finished import finished
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 
@@ -91,7 +93,7 @@ def fit(
     # too.
     if relaxed is None:
         relaxed = problem.solve(limits)
-    plan = problem.decode(relaxed)
+    plan = finished(problem, problem.decode(relaxed))
     if limit is None or plan.peak_bytes <= limit:
         return Fit(relaxed, plan)
     plan = split_copies(BudgetModel(problem, ()), relaxed, limit)
@@ -135,6 +137,7 @@ class _Search:
         price_rounds = _FEW_PRICES if is_large(self.problem.problem) else _MANY_PRICES
         limits = replace(self.limits, work=int(_WORK_SHARE * self.limits.budget))
         copies: dict[Operand, None] = {}
+        fewer = FewerBytes(model)
         inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.start
         number, left_rounds, gaps = 0, _MOST_ROUNDS, list[float]()
         while left_rounds:
@@ -172,6 +175,8 @@ class _Search:
             # explains lowers the limit, which may cut off plans that fit.
             missing = copies_at_excess(self.problem, plan, self.limit).keys() - copies.keys()
             copies |= dict.fromkeys(sorted(missing))
+            if not missing:
+                self._mend(fewer, problem, solution.choice, plan, number)
             inner -= 0 if missing else plan.peak_bytes - self.limit
             if inner <= 0:
                 break
@@ -182,7 +187,7 @@ class _Search:
         as far as they matter."""
         sharing = self.problem.sharing
         work = self.limits.work
-        copies, kept = self.overlooked.copies, self.overlooked.kept
+        copies, kept, fewer = self.overlooked.copies, self.overlooked.kept, FewerBytes(model)
         inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.start
         for number in range(1, _MOST_EXACT_ROUNDS + 1):
             problem = model.problem(inner, copies)
@@ -202,7 +207,8 @@ class _Search:
                 break
             shardings = solution.choice
             self._offer(model, shardings[: problem.num_nodes], number)
-            plan = model.decode(solution, fresh_of(self.problem, tuple(kept), held, shardings))
+            fresh = fresh_of(self.problem, tuple(kept), held, shardings)
+            plan = counted(self.problem, model.decode(solution, fresh), self.limit)
             self._keep(plan, shardings, number)
             if self._is_close(bound) or plan.peak_bytes <= self.limit:
                 break
@@ -210,7 +216,9 @@ class _Search:
             longer = [k for k in kept_at_excess(self.problem, plan, self.limit) if k not in kept]
             copies.update(dict.fromkeys(sorted(more)))
             kept.update(dict.fromkeys(longer))
-            inner -= 0 if more or longer else plan.peak_bytes - self.limit
+            if not more and not longer:
+                self._mend(fewer, problem, shardings[: problem.num_nodes], plan, number)
+                inner -= plan.peak_bytes - self.limit
             if inner <= 0:
                 break
         return self._ended(model, solution, proven, bound)
@@ -245,6 +253,20 @@ class _Search:
         plan = split_copies(model, self._of_choice(choice), self.limit)
         self._keep(plan, choice, number)
         return plan
+
+    def _mend(
+        self,
+        fewer: FewerBytes,
+        problem: Problem,
+        choice: tuple[int, ...],
+        plan: IntraOpPlan,
+        number: int,
+    ) -> None:
+        """Where only the finished program exceeds the limit, perhaps one that recomputes other
+        values does not."""
+        if plan.rematerialized:
+            mended, less = fewer.within(problem, self._of_choice(choice), plan, self.limit)
+            self._keep(less, mended.choice, number)
 
     def _keep(self, plan: IntraOpPlan, choice: tuple[int, ...], number: int) -> None:
         objective = self.problem.plan_seconds(plan)

@@ -31,7 +31,7 @@ def greedy_start(
     held = _profile(problem, choice)
     limit = problem.memory_limit or 0
     nodes = range(model.first_choice, model.first_choice + len(model.choices))
-    left = {node for node in nodes if _is_possible(model, problem, choice, node)}
+    left = {node for node in nodes if can_recompute(model, problem, choice, node)}
     while left and held.max(initial=0) > limit:
         worst = int(held.argmax())
         options = []
@@ -51,7 +51,7 @@ def greedy_start(
     return tuple(choice)
 
 
-def _is_possible(model: BudgetModel, problem: Problem, choice: Sequence[int], node: int) -> bool:
+def can_recompute(model: BudgetModel, problem: Problem, choice: Sequence[int], node: int) -> bool:
     """Whether the sources lie as the chain wants them."""
     remat = choice[node] + 1
     return bool(np.isfinite(problem.costs[node][remat])) and all(

@@ -268,6 +268,7 @@ class IntraOpTables:
             order=order,
             aliases=builder.aliases,
             transient=transient,
+            residency=residency,
         )
 
 
@@ -293,6 +294,7 @@ class IntraOpProblem:
     order: tuple[int, ...]
     aliases: Mapping[int, int]
     transient: Transient
+    residency: Residency
 
     @cached_property
     def sharing(self) -> Sharing:
@@ -322,7 +324,7 @@ class IntraOpProblem:
         lives = Lifetimes(
             tables.graph, tables.execution, self.order, self.inputs, self.aliases, residency
         )
-        return replace(self, lifetimes=lives.all())
+        return replace(self, lifetimes=lives.all(), residency=residency)
 
     @timed("sharding program: solve")
     def solve(

@@ -16,6 +16,7 @@ from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.sharding_text import parse_sharding, sharding_text
 from shardopt.planfile.parts import PlannedCopy, PlannedRemat, PlannedShardings
 from shardopt.solve.assignment.problem import Solution
+from shardopt.solve.sharding.intra_op.finished import finished
 from shardopt.solve.sharding.intra_op.lifetimes import Rematerialized
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
@@ -158,7 +159,8 @@ def restore(
         for k, row in enumerate(planned.rematerialized)
     )
     fresh = {(row.tensor, parse_sharding(row.sharding), row.op) for row in planned.copies}
-    return solution, problem.decode(solution, rematerialized, frozenset(fresh))
+    plan = problem.decode(solution, rematerialized, frozenset(fresh))
+    return solution, finished(problem, plan)
 
 
 def fixed_inputs(
