@@ -13,7 +13,7 @@ through it as well: otherwise the copies could run right behind the originals, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxlib.mlir import ir
 
@@ -154,23 +154,3 @@ def _replace(op: ir.Operation, old: ir.Value, new: ir.Value) -> None:
     for position, operand in enumerate(list(op.operands)):
         if operand == old:
             op.operands[position] = new
-
-
-def later_readers(
-    reader: GraphReader,
-    required: Mapping[int, Sequence[Sharding]],
-    tensor: int,
-    sharding: Sharding,
-    first: int,
-) -> tuple[int, ...]:
-    """Operations of the scope of `first`, from there on, that want `tensor` in `sharding`."""
-    scope = reader.ops[first].scope
-    return tuple(
-        number
-        for number in range(first, len(reader.ops))
-        if reader.ops[number].scope == scope
-        and any(
-            t == tensor and s == sharding
-            for t, s in zip(reader.ops[number].operands, required[number], strict=True)
-        )
-    )

@@ -18,9 +18,9 @@ from shardopt.graph.residency import host_moves
 from shardopt.hardware.cluster import Cluster
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Sharding
-from shardopt.passes.sharding.apply.rematerializer import later_readers
 from shardopt.passes.sharding.apply.sharding_writer import refresh_function_type, retype
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.rewritten import made_anew
 from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
 from shardopt.solve.sharding.strategies.strategies import Strategy
 from shardopt.support.spans import timed
@@ -60,7 +60,7 @@ def _write(graph: MeshGraph, plan: IntraOpPlan, cluster: Cluster) -> None:
     link = cluster.group_of(graph.mesh).host_link
     replaced = {b: a for a, b in graph.tied}
     moves = host_moves(graph.reader.ops, graph.on_host, replaced)
-    remats, groups = list(_remats(graph, plan)), [op.group for op in graph.reader.ops]
+    remats, groups = list(_remats(plan)), [op.group for op in graph.reader.ops]
     for number, fragment in enumerate(graph.fragments):
         ops = [op for op, group in enumerate(groups) if group == number]
         rows = [row for row in remats if groups[row.readers[0]] == number]
@@ -82,20 +82,14 @@ def _chosen(strategy: Strategy, results: tuple[Sharding, ...]) -> OpStrategy:
     return OpStrategy(strategy.operands, results, made)
 
 
-def _remats(graph: MeshGraph, plan: IntraOpPlan) -> Iterator[Recompute | SeparateCopy]:
+def _remats(plan: IntraOpPlan) -> Iterator[Recompute | SeparateCopy]:
     """Rows with operations numbered as in the whole graph."""
-    required = {op: strategy.operands for op, strategy in plan.strategies.items()}
     for remat in plan.rematerialized:
         strategies = tuple(OpStrategy.plain(s.operands, s.results) for s in remat.strategies)
         yield Recompute(remat.chain, strategies, remat.readers)
-    separate = {remat.tensor for remat in plan.rematerialized}
-    for tensor, sharding, op in sorted(
-        plan.fresh, key=lambda copy: (copy[2], copy[0], str(copy[1]))
-    ):
-        # What is recomputed brings a copy of its own.
-        if tensor not in separate:
-            readers = later_readers(graph.reader, required, tensor, sharding, op)
-            yield SeparateCopy(graph.reader.ops[readers[0]].operands.index(tensor), readers)
+    for anew in made_anew(plan, plan.rematerialized):
+        first = plan.graph.ops[anew.readers[0]]
+        yield SeparateCopy(first.operands.index(anew.tensor), anew.readers)
 
 
 def _numbered_from(first: int, row: Recompute | SeparateCopy) -> Recompute | SeparateCopy:

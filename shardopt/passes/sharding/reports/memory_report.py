@@ -9,10 +9,10 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from shardopt.extract.mesh_graphs import MeshGraph
+from shardopt.graph.op_graph import OpGraph
 from shardopt.passes.base import PassContext, PassFailure
 from shardopt.solve.sharding.budget.search import Fit
-from shardopt.solve.sharding.intra_op.copies import find_copies
-from shardopt.solve.sharding.intra_op.lifetimes import with_gaps
+from shardopt.solve.sharding.intra_op.finished import Account, account
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
@@ -57,8 +57,9 @@ def too_small(
             f"{fit.solution.statistics.get('reason', 'memory')}"
         )
         return pm.error(graph.fragments[0], message)
-    at = int(least.plan.live_bytes.argmax())
-    op = problem.order[at]
+    counted = account(problem, least.plan)
+    at = int(counted.live_bytes.argmax())
+    op = counted.home[counted.order[at]]
     proven = least.bound_bytes > limit
     missing = (
         f"at least {least.bound_bytes - limit} bytes too few"
@@ -71,7 +72,7 @@ def too_small(
         f"mesh '{graph.mesh.name}' does not fit into {format_bytes(limit)} a device ({missing}); "
         f"the smallest budget found to work is {format_bytes(least.peak_bytes)}, {smallest}"
     )
-    held = "; ".join(_holders(graph, problem, least.plan, at))
+    held = "; ".join(_holders(graph, counted, at))
     note = (
         f"the smallest peak is reached at '{least.plan.graph.ops[op].name}', where a "
         f"device holds {held}"
@@ -88,42 +89,38 @@ def too_small(
     return pm.error(graph.reader.handles[op], message, notes=notes)
 
 
-def _holders(
-    graph: MeshGraph, problem: IntraOpProblem, plan: IntraOpPlan, at: int
-) -> Iterator[str]:
+def _holders(graph: MeshGraph, counted: Account, at: int) -> Iterator[str]:
     """The largest of what is held at a position, and how much more there is."""
-    ops, mesh = plan.graph, plan.mesh
-    lives, scratch = with_gaps(ops, mesh, problem.lifetimes, plan.shardings, plan.rematerialized)
-    copies = find_copies(plan, enumerate(problem.order))
+    sharded, shardings = counted.sharded, counted.sharded.shardings
+    ops, mesh = sharded.graph, sharded.mesh
     held = [
         (
-            live.count * local_bytes(ops, mesh, live.tensor, plan.shardings[live.tensor]),
+            live.count * local_bytes(ops, mesh, live.tensor, shardings[live.tensor]),
             live.tensor,
-            f"{plan.shardings[live.tensor]}"
+            f"{shardings[live.tensor]}"
             + (f" for {live.count} microbatches" if live.count > 1 else ""),
         )
-        for live in lives
-        if (span := live.span(plan.shardings.__getitem__))[0] <= at < span[1]
+        for live in counted.lives
+        if (span := live.span(shardings.__getitem__))[0] <= at < span[1]
     ]
     held += [
         (copy.bytes, copy.tensor, f"copied as {copy.sharding}" if copy.sharding else "on the way")
-        for copy in (*copies, *scratch)
+        for copy in counted.copies
         if copy.start <= at < copy.stop
     ]
     held.sort(key=lambda item: (-item[0], item[1]))
     for size, tensor, how in held[:_MOST_HOLDERS]:
         shape = "x".join(map(str, (*ops.tensors[tensor].shape, ops.tensors[tensor].dtype)))
-        yield f"{size} bytes of {_origin(graph, problem, tensor)} (tensor<{shape}>, {how})"
+        yield f"{size} bytes of {_origin(graph, ops, tensor)} (tensor<{shape}>, {how})"
     if rest := held[_MOST_HOLDERS:]:
         yield f"{int(np.sum([size for size, *_ in rest]))} bytes in {len(rest)} others"
 
 
-def _origin(graph: MeshGraph, problem: IntraOpProblem, tensor: int) -> str:
-    maker = problem.tables.producers[tensor]
+def _origin(graph: MeshGraph, ops: OpGraph, tensor: int) -> str:
+    maker = ops.producers()[tensor]
     if maker < 0:
         number = next(
             (number for number, argument in graph.arguments.items() if argument == tensor), None
         )
         return "a value from another mesh" if number is None else f"argument {number}"
-    op = problem.tables.graph.ops[maker]
-    return f"'{op.name}'"
+    return f"'{ops.ops[maker].name}'"

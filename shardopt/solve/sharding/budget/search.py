@@ -99,7 +99,7 @@ def fit(
     plan = split_copies(BudgetModel(problem, ()), relaxed, limit)
     if plan.peak_bytes <= limit:
         return Fit(_dearer(relaxed, problem.plan_seconds(plan)), plan)
-    return _Search(
+    found = _Search(
         problem,
         limit,
         limits,
@@ -107,6 +107,7 @@ def fit(
         tuple(start) or relaxed.choice,
         overlooked or Overlooked(),
     ).run()
+    return found if found.plan is None else replace(found, plan=finished(problem, found.plan))
 
 
 def _dearer(solution: Solution, objective: float) -> Solution:

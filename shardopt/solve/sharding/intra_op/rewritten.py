@@ -8,8 +8,8 @@ with the copies, which wait at barriers.
                                         10: %g = multiply %y2, %d   waits for %z, %d
 
 A compiler orders this program by its own rules and keeps what waits, so that more may be in memory
-than the order of the first program tells. It is what `shardopt.passes.sharding.apply.rematerializer`
-writes, step by step; a test compares the two."""
+than the order of the first program tells. `shardopt.passes.sharding.apply.rematerializer` writes
+the same program, step by step; tests compare the two."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ class MadeAnew:
     readers: tuple[int, ...]
 
 
-def made_anew(
-    sharded: ShardedOps, rematerialized: Sequence[Rematerialized]
-) -> Iterator[MadeAnew]:
+def made_anew(sharded: ShardedOps, rematerialized: Sequence[Rematerialized]) -> Iterator[MadeAnew]:
     """The copies that readers make anew, in the order in which they are written; what is recomputed
     brings a copy of its own."""
     ops, separate = sharded.graph.ops, {remat.tensor for remat in rematerialized}
@@ -124,7 +122,9 @@ class _Rewriter:
     def recompute(self, remat: Rematerialized) -> None:
         ops, first = self.before.ops, min(remat.readers)
         made = {ops[op].results[0] for op in remat.chain}
-        sources = dict.fromkeys(v for op in remat.chain for t, v in self._pairs(op) if t not in made)
+        sources = dict.fromkeys(
+            v for op in remat.chain for t, v in self._pairs(op) if t not in made
+        )
         dropped = self._values_of(first, remat.tensor)
         through = self._barrier(list(sources), first, dropped)
         copies: dict[int, _Value] = {}
@@ -162,11 +162,15 @@ class _Rewriter:
         counts = (len(self.added.get(op, ())) + 1 for op in range(len(number)))
         start = tuple(accumulate(counts, initial=0))
         loops = tuple((start[first], start[stop]) for first, stop in self.before.loops)
-        graph = replace(
-            self.before, tensors=tuple(self.tensors), ops=tuple(ops), loops=loops
-        )
+        graph = replace(self.before, tensors=tuple(self.tensors), ops=tuple(ops), loops=loops)
         return Rewritten(
-            graph, self.shardings, strategies, self._fresh(number), tuple(home), tuple(number), start
+            graph,
+            self.shardings,
+            strategies,
+            self._fresh(number),
+            tuple(home),
+            tuple(number),
+            start,
         )
 
     def _op(self, op: Op, reads: Sequence[_Value]) -> Op:
