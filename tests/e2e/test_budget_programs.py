@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import jax
@@ -28,11 +28,16 @@ from shardopt.passes.base import PassFailure
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_bytes
 from shardopt.solve.assignment.limits import SearchLimits
+from shardopt.solve.sharding.budget.rematerialization import (
+    find_candidates,
+    recipe,
+    rematerialized,
+)
 from shardopt.solve.sharding.budget.search import fit
 from shardopt.solve.sharding.intra_op.finished import finished
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.intra_op.rewritten import rewritten
-from tests.e2e.models import export_step
+from tests.e2e.models import export_step, mlp
 from tests.e2e.test_sharding_against_xla import SLOW, bytecode_of
 
 _ACTIVATIONS = (jnp.tanh, jax.nn.relu, jax.nn.silu, jax.nn.gelu, lambda x: jnp.square(jnp.sin(x)))
@@ -102,9 +107,9 @@ def problem_of(graph: MeshGraph) -> IntraOpProblem:
 
 
 @cache
-def plain_problem(seed: int, mesh: str) -> IntraOpProblem:
+def plain_problem(artifact: bytes, mesh: str) -> IntraOpProblem:
     with make_context() as context:
-        module = load_module(random_step(seed), context)
+        module = load_module(artifact, context)
         run_pipeline(module, "builtin.module(shardopt-import)")
         [main] = functions(module)
         with sharding_rules(module):
@@ -126,7 +131,7 @@ def excess(found: Written) -> float:
 def test_a_plan_that_computes_again_predicts_the_program_that_it_leads_to(seed: int) -> None:
     """On one device, where every value lies in one way and an account needs no plan."""
     recomputed, free = 0, excess(written(random_step(seed), "1", _MUCH))
-    for budget in budgets(plain_problem(seed, "1")):
+    for budget in budgets(plain_problem(random_step(seed), "1")):
         try:
             found = written(random_step(seed), "1", budget)
         except PassFailure as error:
@@ -155,7 +160,7 @@ def shape_of(graph: OpGraph) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize(("seed", "mesh"), [(0, "1"), (1, "2"), (2, "2"), (5, "2x2")])
 def test_the_graph_with_copies_is_that_of_the_written_program(seed: int, mesh: str) -> None:
-    problem = plain_problem(seed, mesh)
+    problem = plain_problem(random_step(seed), mesh)
     for budget in budgets(problem)[:2]:
         plan = fit(problem, budget, limits=SearchLimits(gap_tolerance=1e-3)).plan
         if plan is None:
@@ -165,3 +170,24 @@ def test_the_graph_with_copies_is_that_of_the_written_program(seed: int, mesh: s
         assert found.predicted == plan.peak_bytes == finished(problem, plan).peak_bytes
         graph = problem.tables.graph if program is None else program.graph
         assert shape_of(found.program.tables.graph) == shape_of(graph)
+
+
+def test_the_smallest_budget_that_works_is_that_of_all_sets_of_values() -> None:
+    """On one device nothing is left to choose but what is recomputed."""
+    problem = plain_problem(mlp(256, 64)[0], "1")
+    solution, candidates = problem.solve(), find_candidates(problem)
+    free = problem.decode(solution)
+    recipes = [recipe(problem, each, free.shardings[each.tensor]) for each in candidates]
+    rows = [
+        rematerialized(each, how)
+        for each, how in zip(candidates, recipes, strict=True)
+        if how is not None
+    ]
+    assert len(rows) > 5
+    peaks = []
+    for taken in product((False, True), repeat=len(rows)):
+        chosen = tuple(row for row, is_taken in zip(rows, taken, strict=True) if is_taken)
+        plan = problem.decode(solution, chosen)
+        peaks.append(max(plan.peak_bytes, finished(problem, plan).peak_bytes))
+    least = fit(problem, 1000).least
+    assert least is not None and least.peak_bytes == min(peaks) < free.peak_bytes
