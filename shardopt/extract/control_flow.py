@@ -22,7 +22,7 @@ collectives out of all of them."""
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxlib.mlir import ir
@@ -193,14 +193,14 @@ class RegionReader(GraphReader):
         ties, self.ties = self.ties, []
         return ties
 
-    def add_ops(self, ops: Iterable[ir.Operation], *, group: int = -1, repeat: int = 1) -> None:
-        for op in ops:
-            if op.name == WHILE:
-                self._add_loop(op, group, repeat)
-            elif op.name in BRANCHES:
-                self._add_branches(op, group, repeat)
-            else:
-                super().add_ops([op], group=group, repeat=repeat)
+    def add_op(self, op: ir.Operation, group: int, repeat: int) -> None:
+        name = op.name
+        if name == WHILE:
+            self._add_loop(op, group, repeat)
+        elif name in BRANCHES:
+            self._add_branches(op, group, repeat)
+        else:
+            super().add_op(op, group, repeat)
 
     def _add_loop(self, loop: ir.Operation, group: int, repeat: int) -> None:
         count = trip_count(loop, MAX_COUNTED)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
@@ -46,6 +47,20 @@ _COMBINING_REGIONS = frozenset(
     }
 )
 CHEAP_TO_CLONE = frozenset({"stablehlo.constant", "stablehlo.iota"})
+# Where an attribute says more of an operation than its rule and the types of its tensors: which one,
+# or that nothing less than the operation says it.
+_SAID_BY = {"stablehlo.dot_general": "dot_dimension_numbers"}
+_BY_THEMSELVES = frozenset(
+    {
+        "stablehlo.constant",
+        "stablehlo.convolution",
+        "stablehlo.custom_call",
+        "stablehlo.fft",
+        "stablehlo.pad",
+        "stablehlo.reverse",
+        "stablehlo.slice",
+    }
+)
 # Custom calls that hand their operand on and only say something about it.
 _ANNOTATIONS = frozenset({"Sharding", "annotate_device_placement"})
 
@@ -274,6 +289,18 @@ def is_zero(op: ir.Operation) -> bool:
     return number is not None and not isinstance(number, bool) and number == 0
 
 
+def _likeness(op: ir.Operation) -> tuple[object, ...] | None:
+    """Equal for operations that differ in nothing but their tensors; None for one that has to be
+    looked at by itself."""
+    name = op.name
+    if len(op.regions) or name in _BY_THEMSELVES:
+        return None
+    attributes = op.attributes
+    rule = attributes[_RULE] if _RULE in attributes else None
+    said = attributes[_SAID_BY[name]] if name in _SAID_BY else None
+    return name, rule, said
+
+
 @dataclass
 class GraphReader:
     """Collects ops of one or several blocks into one graph; values that are the same tensor share
@@ -286,6 +313,7 @@ class GraphReader:
     loops: list[tuple[int, int]] = field(default_factory=list)
     carried: set[int] = field(default_factory=set)
     types: dict[ir.Type, Tensor] = field(default_factory=dict)
+    alike: dict[tuple[object, ...], Op] = field(default_factory=dict)
     behind: dict[ir.Value, tuple[int, ...]] = field(default_factory=dict)
     block: int = 0
     trips: int = 1
@@ -293,13 +321,14 @@ class GraphReader:
     def tensor(self, value: ir.Value) -> int:
         """The index of a value; a value not seen before becomes a new tensor (an input until an op
         defines it)."""
-        if value not in self.index:
+        known = self.index.get(value)
+        if known is None:
             type_ = value.type
-            # Few of them, and reading one takes longer than all else about a value.
-            if type_ not in self.types:
-                self.types[type_] = read_tensor(type_)
-            self.index[value] = self.fresh(self.types[type_])
-        return self.index[value]
+            tensor = self.types.get(type_)
+            if tensor is None:  # few of them, and reading one takes longer than all else here
+                tensor = self.types[type_] = read_tensor(type_)
+            known = self.index[value] = self.fresh(tensor)
+        return known
 
     def fresh(self, tensor: Tensor) -> int:
         self.tensors.append(tensor)
@@ -313,34 +342,60 @@ class GraphReader:
     def add_ops(self, ops: Iterable[ir.Operation], *, group: int = -1, repeat: int = 1) -> None:
         """Read operations in order; terminators must not be among them."""
         for op in ops:
-            if op.name == BARRIER:
-                self._pass_on(op)
-                continue
-            operands = tuple(map(self.tensor, op.operands))
-            free = free_values(op) if len(op.regions) else []
-            captured = tuple(map(self.tensor, free))
-            results = tuple(map(self.tensor, op.results))
-            rule, work = read_rule(op), self._work(op, operands, results)
-            self.handles.append(op)
-            self.ops.append(
-                Op(
-                    name=MARKER if is_marker(op) else op.name.removeprefix("stablehlo."),
-                    operands=(*operands, *captured),
-                    results=results,
-                    rule=rule,
-                    reducer=read_reducer(op),
-                    flops=work.flops,
-                    group=group,
-                    repeat=repeat * self.trips,
-                    block=self.block,
-                    trips=self.trips,
-                    zero=is_zero(op),
-                    windows=read_windows(op, rule),
-                    transcendentals=work.transcendentals,
-                    waits=self._waits([*op.operands, *free]),
-                    island=read_island(op),
-                )
+            self.add_op(op, group, repeat)
+
+    def add_op(self, op: ir.Operation, group: int, repeat: int) -> None:
+        if op.name == BARRIER:
+            self._pass_on(op)
+            return
+        values = reads(op)
+        operands = tuple([self.tensor(value) for value in values])
+        results = tuple([self.tensor(value) for value in op.results])
+        self.handles.append(op)
+        self.ops.append(
+            self._first_alike(op, operands, results).at(
+                operands=operands,
+                results=results,
+                group=group,
+                repeat=repeat * self.trips,
+                block=self.block,
+                trips=self.trips,
+                waits=self._waits(values),
             )
+        )
+
+    def _first_alike(
+        self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]
+    ) -> Op:
+        """The operation, or the first one that differs from it only in its place: layers are alike,
+        and what is said of an operation is read once."""
+        likeness = _likeness(op)
+        if likeness is None:
+            return self._read_op(op, operands, results)
+        # A tensor for each type, so that one stands for the other.
+        tensors = [id(self.tensors[tensor]) for tensor in (*operands, *results)]
+        key = (likeness, len(operands), *tensors)
+        first = self.alike.get(key)
+        if first is None:
+            first = self.alike[key] = self._read_op(op, operands, results)
+        return first
+
+    def _read_op(
+        self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]
+    ) -> Op:
+        rule, work = read_rule(op), self._work(op, operands[: len(op.operands)], results)
+        return Op(
+            name=MARKER if is_marker(op) else op.name.removeprefix("stablehlo."),
+            operands=operands,
+            results=results,
+            rule=rule,
+            reducer=read_reducer(op),
+            flops=work.flops,
+            zero=is_zero(op),
+            windows=read_windows(op, rule),
+            transcendentals=work.transcendentals,
+            island=read_island(op),
+        )
 
     def _pass_on(self, barrier: ir.Operation) -> None:
         tensors = tuple(map(self.tensor, barrier.operands))
@@ -353,7 +408,8 @@ class GraphReader:
         """What went through the barriers right before `values`."""
         if not self.behind:
             return ()
-        return tuple(dict.fromkeys(t for value in values for t in self.behind.get(value, ())))
+        found = [self.behind[value] for value in values if value in self.behind]
+        return tuple(dict.fromkeys(chain.from_iterable(found)))
 
     def _work(self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]) -> Work:
         if op.name in CONTROL_FLOW or op.name == MANUAL:

@@ -124,6 +124,32 @@ class Op:
         )
         return replace(self, operands=operands, waits=waits)
 
+    def at(
+        self,
+        *,
+        operands: tuple[int, ...],
+        results: tuple[int, ...],
+        waits: tuple[int, ...],
+        group: int,
+        repeat: int,
+        block: int,
+        trips: int,
+    ) -> Op:
+        """The same operation at another place: what it computes is that of this one."""
+        # As `replace` does, in a third of its time: graphs have tens of thousands of operations.
+        op = object.__new__(Op)
+        op.__dict__.update(
+            self.__dict__,
+            operands=operands,
+            results=results,
+            waits=waits,
+            group=group,
+            repeat=repeat,
+            block=block,
+            trips=trips,
+        )
+        return op
+
     @property
     def scope(self) -> tuple[int, int]:
         """Operations of one scope can share what is made in it; `block` tells regions of loops and

@@ -14,6 +14,7 @@ from shardopt.pipeline.dumps import dumps_from_environment
 from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.parser import Leaf, PassStep, Pipeline, anchored, leaves, parse_pipeline
 from shardopt.pipeline.scope import ops_under
+from shardopt.support.collection import rare_collection
 from shardopt.support.errors import UserError
 from shardopt.support.spans import Seconds, clocks, collecting
 
@@ -82,7 +83,8 @@ def run_pipeline(
     run = _Run(module, (*(instrumentation or ()), *dumps_from_environment()), handler, verify_each)
     for hooks in run.instrumentation:
         hooks.begin(parsed, module)
-    steps = tuple(run.step(leaf) for leaf in leaves(parsed))
+    with rare_collection():
+        steps = tuple(run.step(leaf) for leaf in leaves(parsed))
     result = PipelineResult(parsed, steps, tuple(run.diagnostics))
     for hooks in reversed(run.instrumentation):
         hooks.end(result)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardopt.caching.store import default_store, using
 from shardopt.frontend.calls.phase_options import phase_text
 from shardopt.frontend.calls.sources import reported_in, resolve_source, source_name
-from shardopt.frontend.planning.collection import rare_collection
+from shardopt.support.collection import rare_collection
 from shardopt.frontend.planning.step_search import (
     Attempt,
     Choice,

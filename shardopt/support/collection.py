@@ -1,4 +1,4 @@
-"""Garbage collection while a plan is made: seldom, as there is little garbage and much to look
+"""Garbage collection while passes run: seldom, as there is little garbage and much to look
 through.
 
 Planning builds millions of small objects that stay until the plan is there, in no cycles. Python
