@@ -63,6 +63,8 @@ def mesh_tensor_type(mesh: str, tensor: ir.Type, sharding: Sharding | None = Non
 
 
 def is_mesh_tensor(type_: ir.Type) -> bool:
+    if isinstance(type_, ir.RankedTensorType):  # most are, and their text takes long to make
+        return False
     return str(type_).startswith("!mpmd.mesh_tensor<")
 
 

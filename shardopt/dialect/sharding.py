@@ -130,9 +130,10 @@ def tuple_to_mhlo(shardings: list[Sharding], mesh: Mesh) -> str:
     return texts[0] if len(texts) == 1 else "{" + ", ".join(texts) + "}"
 
 
-def split_tuple(text: str) -> list[str]:
+@lru_cache(maxsize=4096)  # few shardings stand on many values
+def split_tuple(text: str) -> tuple[str, ...]:
     """`{{replicated}, {devices=[2]<=[2]}}` -> its parts; a plain sharding is its own only part."""
-    return _ONE_SHARDING.findall(text)
+    return tuple(_ONE_SHARDING.findall(text))
 
 
 def unescaped(name: str) -> str:

@@ -79,13 +79,12 @@ def _shardings(text: str) -> tuple[Sharding, ...]:
     return tuple(parse_sharding(one) for one in re.findall(_ONE, text))
 
 
-@lru_cache(maxsize=65536)
-def strategy_text(strategy: OpStrategy) -> str:
-    return str(strategy)
+def strategy_attr(strategy: OpStrategy, context: ir.Context) -> ir.StringAttr:
+    return ir.StringAttr.get(str(strategy), context)
 
 
 def write_strategy(op: ir.Operation, strategy: OpStrategy) -> None:
-    op.attributes[STRATEGY] = ir.StringAttr.get(strategy_text(strategy), op.context)
+    op.attributes[STRATEGY] = strategy_attr(strategy, op.context)
 
 
 def read_strategy(op: ir.Operation) -> OpStrategy:

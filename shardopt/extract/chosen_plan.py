@@ -19,9 +19,9 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import TOPOLOGY, parse_mesh_tensor, read_topology
 from shardopt.dialect.plain_mesh import read_plain_mesh
-from shardopt.dialect.strategy import CLONE, OpStrategy, read_strategy, write_strategy
+from shardopt.dialect.strategy import CLONE, STRATEGY, OpStrategy, read_strategy, strategy_attr
 from shardopt.extract.control_flow import RegionReader, numbered_operations
-from shardopt.extract.op_graph import free_values
+from shardopt.extract.op_graph import reads
 from shardopt.graph.op_flops import Work
 from shardopt.ir.rewriting import functions, operations, symbol_name
 from shardopt.mesh.mesh import Mesh, Sharding
@@ -81,10 +81,15 @@ class ChosenPart:
     def settle(self, values: Mapping[ir.Value, Sharding]) -> None:
         """Let every operation say how what it reads and makes lies: no longer what it would
         want."""
+        # Layers repeat, and so does how their operations lie.
+        texts: dict[tuple[tuple[Sharding, ...], ...], ir.Attribute] = {}
         for op in numbered_operations(self.block):
-            operands = [*op.operands, *(free_values(op) if len(op.regions) else ())]
-            sides = ([values[value] for value in side] for side in (operands, op.results))
-            write_strategy(op, OpStrategy.plain(*sides))
+            operands = tuple([values[value] for value in reads(op)])
+            results = tuple([values[result] for result in op.results])
+            if (operands, results) not in texts:
+                plain = OpStrategy.plain(operands, results)
+                texts[operands, results] = strategy_attr(plain, op.context)
+            op.attributes[STRATEGY] = texts[operands, results]
             if CLONE in op.attributes:
                 del op.attributes[CLONE]
 

@@ -47,8 +47,8 @@ _COMBINING_REGIONS = frozenset(
     }
 )
 CHEAP_TO_CLONE = frozenset({"stablehlo.constant", "stablehlo.iota"})
-# Where an attribute says more of an operation than its rule and the types of its tensors: which one,
-# or that nothing less than the operation says it.
+# Where an attribute says more of an operation than its rule and the types of its tensors: which
+# one, or that nothing less than the operation says it.
 _SAID_BY = {"stablehlo.dot_general": "dot_dimension_numbers"}
 _BY_THEMSELVES = frozenset(
     {
@@ -296,7 +296,7 @@ def _likeness(op: ir.Operation) -> tuple[object, ...] | None:
     if len(op.regions) or name in _BY_THEMSELVES:
         return None
     attributes = op.attributes
-    rule = attributes[_RULE] if _RULE in attributes else None
+    rule = attributes.get(_RULE, None)
     said = attributes[_SAID_BY[name]] if name in _SAID_BY else None
     return name, rule, said
 
@@ -380,9 +380,7 @@ class GraphReader:
             first = self.alike[key] = self._read_op(op, operands, results)
         return first
 
-    def _read_op(
-        self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]
-    ) -> Op:
+    def _read_op(self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]) -> Op:
         rule, work = read_rule(op), self._work(op, operands[: len(op.operands)], results)
         return Op(
             name=MARKER if is_marker(op) else op.name.removeprefix("stablehlo."),

@@ -22,7 +22,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.mpmd import COST, TOPOLOGY, parse_mesh_tensor, read_topology
 from shardopt.dialect.plain_mesh import read_plain_mesh
 from shardopt.dialect.rematerialization import REMATERIALIZE, SeparateCopy, read_rematerialization
-from shardopt.dialect.strategy import read_strategy
+from shardopt.dialect.strategy import STRATEGY, read_strategy
 from shardopt.extract.control_flow import numbered_operations
 from shardopt.extract.op_graph import free_values
 from shardopt.forms.imported_form import Violation
@@ -78,8 +78,18 @@ def _of_block(holder: ir.Operation, mesh: Mesh) -> Iterator[Violation]:
     if COST not in holder.attributes:
         yield Violation(holder, f"expected attribute '{COST}' on '{holder.name}', found none")
     ops = numbered_operations(holder.regions[0].blocks[0])
+    sound: set[tuple[object, ...]] = set()
     for op in ops:
-        yield from _of_strategy(op, _read_by(op), list(op.results), mesh)
+        read, made = _read_by(op), list(op.results)
+        # Layers repeat, and so do strategies on the same types.
+        strategy = op.attributes.get(STRATEGY, None)
+        key = (strategy, len(read), *(value.type for value in (*read, *made)))
+        if key in sound:
+            continue
+        wrong = list(_of_strategy(op, read, made, mesh))
+        yield from wrong
+        if not wrong:
+            sound.add(key)
     try:
         rows = read_rematerialization(holder)
     except ValueError as error:

@@ -16,6 +16,11 @@ MANUAL_SHARDING = "{manual}"  # code for one device
 BEGIN, END = "SPMDFullToShardShape", "SPMDShardToFullShape"
 
 
+def is_manual_or_border(op: ir.Operation) -> bool:
+    """Whether `misplaced` may find anything in a module that has this operation."""
+    return _is_manual(op) or (op.name == "stablehlo.custom_call" and _target(op) in (BEGIN, END))
+
+
 def misplaced(op: ir.Operation) -> str:
     """What is wrong with the sharding of an operation that is, or reads, code for one device;
     nothing is "".
@@ -51,7 +56,8 @@ def _maker(value: ir.Value) -> ir.Operation:
 def _is_manual(op: ir.Operation) -> bool:
     if MHLO_SHARDING not in op.attributes:
         return False
-    return MANUAL_SHARDING in split_tuple(ir.StringAttr(op.attributes[MHLO_SHARDING]).value)
+    text = ir.StringAttr(op.attributes[MHLO_SHARDING]).value
+    return MANUAL_SHARDING in text and MANUAL_SHARDING in split_tuple(text)
 
 
 def _target(op: ir.Operation) -> str:

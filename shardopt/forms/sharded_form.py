@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import starmap
 from math import prod
 
@@ -30,7 +31,7 @@ from shardopt.extract.op_graph import sharding_rules
 from shardopt.forms.device_form import errors as device_errors
 from shardopt.forms.figures import figure_violations
 from shardopt.forms.imported_form import Violation
-from shardopt.forms.manual_code import MANUAL_SHARDING, misplaced
+from shardopt.forms.manual_code import MANUAL_SHARDING, is_manual_or_border, misplaced
 from shardopt.forms.shardy_form import errors, read_mesh
 from shardopt.forms.unreduced_proof import has_unreduced, is_unreduced, unproven, unsummed_ends
 from shardopt.ir.rewriting import functions, operations, symbol_name
@@ -161,7 +162,8 @@ def _of_plain(module: ir.Module, main: ir.Operation) -> Iterator[Violation]:
                 yield Violation(
                     main, f"expected '{MHLO_SHARDING}' on {name} {number} of '@main', found none"
                 )
-    yield from _of_ops(main.regions[0].blocks[0], count)
+    manual = any(map(is_manual_or_border, operations(main)))
+    yield from _of_ops(main.regions[0].blocks[0], count, manual=manual)
 
 
 def _of_function(function: ir.Operation, meshes: dict[str, Mesh]) -> Iterator[Violation]:
@@ -218,11 +220,14 @@ def _of_type(type_: ir.Type, meshes: dict[str, Mesh]) -> Iterator[str]:
             yield str(error)
 
 
-def _of_ops(block: ir.Block, devices: int, mesh: Mesh | None = None) -> Iterator[Violation]:
+def _of_ops(
+    block: ir.Block, devices: int, mesh: Mesh | None = None, *, manual: bool = False
+) -> Iterator[Violation]:
+    """`manual` says whether there is code for one device, which has to stand together."""
     for view in block.operations:
         op = view.operation
         for inner in regions_of(op):
-            yield from _of_ops(inner, devices, mesh)
+            yield from _of_ops(inner, devices, mesh, manual=manual)
         if not len(op.results) or op.name in CONTROL_FLOW:
             continue
         if MHLO_SHARDING not in op.attributes:
@@ -236,11 +241,16 @@ def _of_ops(block: ir.Block, devices: int, mesh: Mesh | None = None) -> Iterator
             continue
         for text, result in zip(texts, op.results, strict=False):
             shape = tuple(ir.RankedTensorType(result.type).shape)
-            message = _tile_error(text, shape, devices) or _axes_error(text, shape, mesh)
+            message = _misfit(text, shape, devices, mesh)
             if message:
                 yield Violation(op, f"'{op.name}': {message}")
-        if mesh is None and (message := misplaced(op)):
+        if manual and (message := misplaced(op)):
             yield Violation(op, f"'{op.name}': {message}")
+
+
+@lru_cache(maxsize=65536)  # few shardings stand on many values
+def _misfit(text: str, shape: tuple[int, ...], devices: int, mesh: Mesh | None) -> str:
+    return _tile_error(text, shape, devices) or _axes_error(text, shape, mesh)
 
 
 def _axes_error(text: str, shape: tuple[int, ...], mesh: Mesh | None) -> str:

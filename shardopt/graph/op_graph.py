@@ -58,6 +58,14 @@ class Tensor:
     dtype: str
     itemsize: int
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Tensors are parts of keys over and over again."""
+        return hash((self.shape, self.dtype, self.itemsize))
+
     @property
     def size_bytes(self) -> int:
         return prod(self.shape) * self.itemsize

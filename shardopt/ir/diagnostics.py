@@ -118,8 +118,13 @@ def _resolve(location: Any) -> Position:  # which class has the members differs 
         parts = list(location.locations)
     else:
         return Position()
-    positions = [_resolve(part) for part in parts]
-    return next((p for p in positions if p.file), positions[0] if positions else Position())
+    first = None
+    for part in parts:
+        position = _resolve(part)
+        if position.file:
+            return position
+        first = first or position
+    return first or Position()
 
 
 def diagnostic(

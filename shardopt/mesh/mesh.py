@@ -104,6 +104,14 @@ class Sharding:
     dims: tuple[tuple[str, ...], ...]
     unreduced: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Shardings are parts of keys over and over again."""
+        return hash((self.dims, self.unreduced))
+
     @staticmethod
     def replicated(rank: int) -> Sharding:
         return Sharding(((),) * rank)

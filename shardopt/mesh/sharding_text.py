@@ -4,6 +4,7 @@ along axis y."""
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from shardopt.mesh.mesh import Sharding
 
@@ -16,6 +17,7 @@ def sharding_text(sharding: Sharding) -> str:
     return dims + (" + {" + ", ".join(sharding.unreduced) + "}" if sharding.unreduced else "")
 
 
+@lru_cache(maxsize=65536)  # few shardings stand on many values
 def parse_sharding(text: str) -> Sharding:
     """Raises ValueError for another form."""
     match = _FORM.fullmatch(text.strip())

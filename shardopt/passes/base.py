@@ -56,6 +56,7 @@ class PassContext:
     handler: Handler | None = None
     diagnostics: list[Diagnostic] = field(default_factory=list)
     statistics: dict[str, int | float] = field(default_factory=dict)
+    preserved: bool = False
 
     def error(
         self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()
@@ -104,6 +105,10 @@ class PassContext:
         """Record a number about this run of the pass; a second value under one name replaces the
         first."""
         self.statistics[name] = value
+
+    def preserve(self) -> None:
+        """Say that the module is as it was before the pass, which spares it the verifier."""
+        self.preserved = True
 
     def _emit(
         self,

@@ -1,4 +1,5 @@
-"""Runs pipelines: our passes as Python, C++ passes one at a time, the verifier after each."""
+"""Runs pipelines: our passes as Python, C++ passes one at a time, the verifier after each that may
+have changed something."""
 
 from __future__ import annotations
 
@@ -118,9 +119,9 @@ class _Run:
         started = clocks()
         try:
             with collecting() as spans:
-                statistics = self._execute(leaf)
+                context = self._execute(leaf)
             executed = clocks()
-            if self.verify_each:
+            if self.verify_each and not context.preserved:
                 _verify_after(leaf, self.module)
             verified = clocks()
         except Exception as error:
@@ -131,6 +132,7 @@ class _Run:
         # Reversed, so that hooks nest around the pass like brackets.
         for hooks in reversed(self.instrumentation):
             hooks.after(leaf, self.module)
+        statistics = dict(context.statistics)
         return StepResult(leaf, executed - started, verified - executed, statistics, spans)
 
     def _warn_if_idle(self, leaf: Leaf) -> None:
@@ -146,11 +148,11 @@ class _Run:
             )
             self._emit(diagnostic("warning", self.module.operation, message))
 
-    def _execute(self, leaf: Leaf) -> dict[str, int | float]:
+    def _execute(self, leaf: Leaf) -> PassContext:
+        context = PassContext(leaf.name, self._emit)
         if not isinstance(leaf.step, PassStep):
             run_native(self.module, anchored(leaf.step, leaf.anchors), self._emit)
-            return {}
-        context = PassContext(leaf.name, self._emit)
+            return context
         try:
             with self.module.context, ir.Location.unknown():
                 leaf.step.instance.run(self.module, context)
@@ -159,7 +161,7 @@ class _Run:
             raise
         except UserError as error:  # from a layer that knows no IR, such as a bad cluster file
             raise context.error(self.module.operation, f"{leaf.name}: {error}") from error
-        return dict(context.statistics)
+        return context
 
     def _emit(self, emitted: Diagnostic) -> None:
         self.diagnostics.append(emitted)

@@ -194,3 +194,5 @@ class BatchGathers(Pass):
                 rewritten += _rebatch(op)
         pm.statistic("indexed", len(indexed))
         pm.statistic("rewritten", rewritten)
+        if not rewritten:
+            pm.preserve()

@@ -60,6 +60,8 @@ class ReadManualRegions(Pass):
             _write_out_groups(op, meshes, pm)
             _read(op, meshes, pm)
         pm.statistic("manual regions", len(regions))
+        if not regions:
+            pm.preserve()
 
 
 def _write_out_groups(

@@ -50,6 +50,8 @@ class RollParts(Pass):
                 _Roller(function, found).write()
                 rolled += found.count
         pm.statistic("copies", rolled)
+        if not rolled:
+            pm.preserve()
 
 
 class _Roller:

@@ -41,3 +41,5 @@ class SplitBranches(Pass):
                 count = split_results(op)
                 parts += count if count > 1 else 0
         pm.statistic("parts", parts)
+        if not parts:
+            pm.preserve()

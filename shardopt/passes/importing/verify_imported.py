@@ -20,3 +20,4 @@ class VerifyImported(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         pm.refuse(violations(module))
+        pm.preserve()

@@ -22,3 +22,4 @@ class VerifyClustered(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         pm.refuse(violations(module))
+        pm.preserve()

@@ -23,3 +23,4 @@ class VerifyExported(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         pm.refuse(verify_exported(module))
+        pm.preserve()

@@ -26,3 +26,4 @@ class VerifyScheduled(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         pm.refuse(violations(module, limits_memory=self.memory_fraction > 0))
+        pm.preserve()

@@ -34,4 +34,7 @@ class MarkCarried(Pass):
     summary = "put an identity where values enter loops and branches"
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
-        pm.statistic("carried values marked", mark_carried(module.operation))
+        marked = mark_carried(module.operation)
+        pm.statistic("carried values marked", marked)
+        if not marked:
+            pm.preserve()

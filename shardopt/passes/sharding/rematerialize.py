@@ -56,3 +56,5 @@ class Rematerialize(Pass):
         except ValueError as error:
             raise pm.error(module.operation, str(error)) from error
         pm.statistic("values recomputed or copied once more", count)
+        if not parts:
+            pm.preserve()

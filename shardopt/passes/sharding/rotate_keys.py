@@ -66,6 +66,7 @@ class RotateKeys(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         if not self.intra_op.startswith("ring"):
+            pm.preserve()
             return
         main = main_of(module)
         if is_staged(main) or not self.mesh:

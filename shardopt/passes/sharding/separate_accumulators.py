@@ -40,6 +40,10 @@ class SeparateAccumulators(Pass):
     )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
-        pm.statistic("accumulators separated", separate_accumulators(module))
+        separated = separate_accumulators(module)
+        pm.statistic("accumulators separated", separated)
+        sum_points = 0 if self.unreduced == "off" else add_sum_points(module)
         if self.unreduced != "off":
-            pm.statistic("sum points", add_sum_points(module))
+            pm.statistic("sum points", sum_points)
+        if not separated and not sum_points:
+            pm.preserve()

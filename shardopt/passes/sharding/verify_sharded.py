@@ -24,3 +24,4 @@ class VerifySharded(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         pm.refuse(violations(module))
+        pm.preserve()

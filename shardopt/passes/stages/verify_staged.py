@@ -23,3 +23,4 @@ class VerifyStaged(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         pm.refuse(violations(module))
+        pm.preserve()

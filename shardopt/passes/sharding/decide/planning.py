@@ -75,8 +75,8 @@ class MeshPlanner:
                 )
             else:
                 # Shardy reads the module itself, and who asks for an explanation is told about this
-                # very mesh
-                alone = graph.method == "shardy" or bool(selected)
+                # very mesh; and a mesh that is the only one looks like no other
+                alone = len(graphs) == 1 or graph.method == "shardy" or bool(selected)
                 solved = solver.plan(
                     graph, constraints, batch_of(graph, batch_args), batch, alone=alone
                 )

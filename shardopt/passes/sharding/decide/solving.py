@@ -51,7 +51,7 @@ class _Kind:
     """The first of the meshes that look alike."""
 
     graph: MeshGraph
-    structure: Structure
+    structure: Structure | None  # none of a mesh that is planned alone
     problem: IntraOpProblem
     relaxed: Solution
     fits: dict[tuple[int, ...], Fit]  # by microbatches in flight
@@ -81,10 +81,13 @@ class MeshSolver:
     ) -> Solved:
         """The plan of a mesh. `batch` and `received` tensors hold the batch along a dimension;
         `alone` keeps it apart from meshes that look alike."""
-        structure = structure_of(graph.graph)
-        requirements = _requirements(graph, structure, constraints, {**received, **batch})
         links = _links(self.cluster, graph.mesh)
-        key = (structure.digest, *links, *requirements, graph.mesh.name if alone else "")
+        structure: Structure | None = None
+        key: tuple[Hashable, ...] = (graph.mesh.name,)
+        if not alone:
+            structure = structure_of(graph.graph)
+            requirements = _requirements(graph, structure, constraints, {**received, **batch})
+            key = (structure.digest, *links, *requirements)
         kind = self._kinds.get(key)
         if kind is None:
             strategies = self._strategies.setdefault(
@@ -109,9 +112,11 @@ class MeshSolver:
             kind.fits[in_flight] = self.fit(problem, kind.relaxed, start)
         fit = kind.fits[in_flight]
         if kind.graph is graph:
-            return Solved(problem, fit, fit.plan, graph, {op: op for op in structure.ops})
+            own = {op: op for op in range(len(graph.graph.ops))}
+            return Solved(problem, fit, fit.plan, graph, own)
         if fit.plan is None:  # the error names what stands on this very mesh
             return self.plan(graph, constraints, batch, received, alone=True)
+        assert structure is not None and kind.structure is not None  # what is alone is the first
         tensors = dict(zip(kind.structure.tensors, structure.tensors, strict=True))
         ops = dict(zip(kind.structure.ops, structure.ops, strict=True))
         plan = renamed(fit.plan, graph.graph, graph.mesh, tensors, ops)

@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from shardopt.cost.host_link import host_seconds
 from shardopt.dialect.plain_mesh import write_plain_mesh
 from shardopt.dialect.rematerialization import Recompute, SeparateCopy, write_rematerialization
-from shardopt.dialect.strategy import CLONE, OpStrategy, write_strategy
+from shardopt.dialect.strategy import CLONE, STRATEGY, OpStrategy, strategy_attr, write_strategy
 from shardopt.extract.mesh_graphs import MeshGraph, is_staged
 from shardopt.forms.sharded_form import write_cost
 from shardopt.graph.residency import host_moves
@@ -52,9 +52,15 @@ def write_plans(
 
 def _write(graph: MeshGraph, plan: IntraOpPlan, cluster: Cluster) -> None:
     retype({value: plan.shardings[tensor] for value, tensor in graph.reader.index.items()})
+    # Layers repeat, and so do strategies; those of one table are one object.
+    texts: dict[tuple[int, tuple[Sharding, ...]], ir.Attribute] = {}
     for number, (op, handle) in enumerate(zip(graph.reader.ops, graph.reader.handles, strict=True)):
-        results = tuple(plan.shardings[tensor] for tensor in op.results)
-        write_strategy(handle, _chosen(plan.strategies[number], results))
+        results = tuple([plan.shardings[tensor] for tensor in op.results])
+        strategy = plan.strategies[number]
+        key = id(strategy), results
+        if key not in texts:
+            texts[key] = strategy_attr(_chosen(strategy, results), handle.context)
+        handle.attributes[STRATEGY] = texts[key]
         if op.results and op.results[0] in plan.cheap_to_clone:
             handle.attributes[CLONE] = ir.UnitAttr.get(handle.context)
     link = cluster.group_of(graph.mesh).host_link

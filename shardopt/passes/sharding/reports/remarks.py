@@ -11,6 +11,7 @@ from shardopt.passes.sharding.decide.solving import Solved
 from shardopt.passes.sharding.demands.demand_rules import Lost
 from shardopt.solve.assignment.search.repeated_layers import table_entries
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.strategies.strategies import Strategy
 
 # Operations whose choice decides a plan; remarks on every elementwise operation would hide them.
 _EXPLAINED = frozenset({"dot_general", "convolution"})
@@ -67,24 +68,32 @@ def report_strategies(graph: MeshGraph, solved: Solved, plan: IntraOpPlan, pm: P
     """Why a matrix product or convolution runs as it does: its strategy beside the cheapest and the
     replicated one."""
     tables = solved.problem.tables
+    # Operations that are alike share a table, and most of them its choice.
+    messages: dict[tuple[int, int], str] = {}
     for number, (op, handle) in enumerate(zip(graph.reader.ops, graph.reader.handles, strict=True)):
         if op.name not in _EXPLAINED:
             continue
         chosen, all_of_it = plan.strategies[number], tables.ops[solved.ops[number]].strategies
-        cheapest = min(strategy.seconds for strategy in all_of_it)
-        whole = [
-            s.seconds
-            for s in all_of_it
-            if all(sharding.is_replicated for sharding in (*s.operands, *s.results))
-        ]
-        operands = " × ".join(map(str, chosen.operands))
-        message = (
-            f"{operands} -> {', '.join(map(str, chosen.results))}: {chosen.compute_seconds:.3g} s "
-            f"of compute and {chosen.communication_seconds:.3g} s of collectives; of "
-            f"{len(all_of_it)} strategies the cheapest alone takes "
-            f"{cheapest:.3g} s" + (f", replicated {whole[0]:.3g} s" if whole else "")
-        )
-        pm.remark("strategy", handle, message, category="passed")
+        key = id(chosen), id(all_of_it)
+        if key not in messages:
+            messages[key] = _why(chosen, all_of_it)
+        pm.remark("strategy", handle, messages[key], category="passed")
+
+
+def _why(chosen: Strategy, all_of_it: Sequence[Strategy]) -> str:
+    cheapest = min(strategy.seconds for strategy in all_of_it)
+    whole = [
+        s.seconds
+        for s in all_of_it
+        if all(sharding.is_replicated for sharding in (*s.operands, *s.results))
+    ]
+    operands = " × ".join(map(str, chosen.operands))
+    return (
+        f"{operands} -> {', '.join(map(str, chosen.results))}: {chosen.compute_seconds:.3g} s "
+        f"of compute and {chosen.communication_seconds:.3g} s of collectives; of "
+        f"{len(all_of_it)} strategies the cheapest alone takes "
+        f"{cheapest:.3g} s" + (f", replicated {whole[0]:.3g} s" if whole else "")
+    )
 
 
 def report_lost(lost: Sequence[Lost], mode: str, pm: PassContext) -> None:

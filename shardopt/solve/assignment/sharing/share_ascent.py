@@ -49,7 +49,8 @@ _PASSES = 2 * _SWEEPS + 3
 
 class ShareAscent:
     """Shares, messages and the best bound that they proved. `target` is the true cost of an
-    assignment. `_now` and `_best` are shares, messages and direction."""
+    assignment. `_now` and `_best` are messages, shares and direction; `_moved` says whether the
+    latter two have changed since the best."""
 
     def __init__(self, sharing: Sharing, shares: Sequence[np.ndarray], target: float) -> None:
         self.sharing, self.target = sharing, target
@@ -62,8 +63,10 @@ class ShareAscent:
         self._hats = np.zeros(len(self._problem.flat.costs))
         self._use = np.zeros(len(self._shares))
         self._direction = np.zeros(len(self._shares))
-        self._now = self._shares, self._messages, self._direction
-        self._best = tuple(array.copy() for array in self._now)
+        self._now = self._messages, self._shares, self._direction
+        # Two of them are zeros yet, whose pages nobody has touched.
+        best = np.zeros(len(self._messages)), self._shares.copy(), np.zeros(len(self._direction))
+        self._best, self._moved = best, False
         self._price()
 
     @classmethod
@@ -78,7 +81,7 @@ class ShareAscent:
             there = np.where(place >= 0, tied_halves[place, side ^ turned], -1)
             is_edge = halves[:, side] >= 0
             of[halves[is_edge, side]] = there[is_edge]
-        best = few._problem.flat, few._best[1]
+        best = few._problem.flat, few._best[0]
         kernels.spread(*best, ascent._problem.flat, of, ascent._messages)
         return ascent
 
@@ -89,7 +92,7 @@ class ShareAscent:
         equal = self.sharing.equal_shares()
         for batch, default in zip(self.sharing.batches, equal, strict=True):
             seconds = batch.arcs.seconds
-            part = self._best[0][place : place + default.size].reshape(default.shape)
+            part = self._best[1][place : place + default.size].reshape(default.shape)
             place += default.size
             shares.append(np.divide(part, seconds, out=default, where=seconds > 0))
         return shares
@@ -154,6 +157,7 @@ class ShareAscent:
         arrays = problem.flat, groups, problem.tables, self._messages, self._hats
         kernels.usage(*arrays, heat, self._scratch, self._use)
         self._direction += _AVERAGING * (self._use - self._direction)
+        self._moved = True
         length = kernels.slope(groups, self._direction)
         if length > 0.0:
             distance = min(max(self.target - self._last, 0.0), _CLIP * self.target)
@@ -180,13 +184,17 @@ class ShareAscent:
             self._keep()
 
     def _keep(self) -> None:
-        for best, now in zip(self._best, self._now, strict=True):
+        # Sweeps change messages only.
+        count = len(self._now) if self._moved else 1
+        for best, now in zip(self._best[:count], self._now[:count], strict=True):
             np.copyto(best, now)
+        self._moved = False
 
     def _go_back(self) -> None:
         self._step, self._failures = self._step * _STEP_DECAY, 0
         for best, now in zip(self._best, self._now, strict=True):
             np.copyto(now, best)
+        self._moved = False
         self._last = self.bound
         self._price()
 

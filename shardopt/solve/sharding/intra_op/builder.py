@@ -83,7 +83,7 @@ class ProblemBuilder:
 
     def add_edges(self) -> None:
         """An edge for each operand, and which of them share steps."""
-        graph = self.tables.graph
+        graph, producers, fusion = self.tables.graph, self.tables.producers, self.tables.fusion
         readers: dict[tuple[int, bool, tuple[int, int], int], list[tuple[int, Column, int]]] = {}
         for node, index in enumerate(self.ops):
             op, strategies = graph.ops[index], self.tables.ops[index]
@@ -91,10 +91,10 @@ class ProblemBuilder:
             for tensor, column in dict.fromkeys(zip(op.operands, strategies.operands, strict=True)):
                 if tensor in self.cheap_to_clone:
                     continue
-                trips = graph.trips_of(index, tensor, self.tables.producers[tensor])
+                trips = graph.trips_of(index, tensor, producers[tensor])
                 # What comes from outside of a loop is resharded once, before the loop.
                 repeat = op.repeat // (op.trips or 1) * trips
-                fused = tensor in self.tables.fusion.fused
+                fused = tensor in fusion.fused
                 source = self.columns[tensor]
                 cost = self.tables.strategies.resharding(
                     graph.tensors[tensor], source, column, repeat, fused

@@ -105,8 +105,9 @@ def merged_kernels(graph: OpGraph, fusion: Fusion, rows: bool = True) -> tuple[i
     kernels = {index: _Kernel({index}, reads[index]) for index in range(len(graph.ops))}
     number = list(fusion.kernel or range(len(graph.ops)))
     of_attention = {op for place in fusion.attention for op in place.home}
+    sizes = [_elements(graph, op) for op in graph.ops]
     for index, op in enumerate(graph.ops):
-        size = _elements(graph, op)
+        size = sizes[index]
         if not size or index in of_attention:
             continue
         makers = defaultdict(set)
@@ -117,15 +118,17 @@ def merged_kernels(graph: OpGraph, fusion: Fusion, rows: bool = True) -> tuple[i
                 maker >= 0
                 and maker not in of_attention
                 and tensor not in graph.fenced
-                and _elements(graph, graph.ops[maker]) == size
+                and sizes[maker] == size
                 and _runs_like(graph.ops[maker], op)
                 and number[maker] not in ended
             ):
                 makers[number[maker]].add(tensor)
+        if not makers:
+            continue
         # All of them if that works, else the first one that fits alone.
         for chosen in (tuple(makers), *((each,) for each in sorted(makers))):
             whole = _union([kernels[index], *(kernels[each] for each in chosen)], made_at)
-            if chosen and whole is not None:
+            if whole is not None:
                 kernels[index] = whole
                 for member in whole.members:
                     number[member] = index

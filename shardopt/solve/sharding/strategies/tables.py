@@ -40,6 +40,7 @@ from shardopt.solve.sharding.strategies.strategies import (
 )
 
 _T = TypeVar("_T")
+_UNKNOWN = object()  # None is an answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,9 +273,10 @@ class StrategyTables:
     def _remember(self, key: Hashable, build: Callable[[], _T]) -> _T:
         # The layouts keep every column alive, so an id in a key names one column for the life of
         # the tables.
-        if key not in self._memo:
-            self._memo[key] = build()
-        return self._memo[key]  # type: ignore[return-value]
+        known = self._memo.get(key, _UNKNOWN)
+        if known is _UNKNOWN:
+            known = self._memo[key] = build()
+        return known  # type: ignore[return-value]
 
 
 def _key_of_reshardings(
@@ -285,8 +287,7 @@ def _key_of_reshardings(
     fused: bool,
 ) -> Hashable:
     """What the prices of a value's reshardings depend on; layouts keep the columns alive."""
-    columns = tuple(map(id, sources)), tuple(map(id, readers))
-    return tensor.shape, tensor.dtype, tensor.itemsize, columns, repeat, fused
+    return tensor, tuple(map(id, sources)), tuple(map(id, readers)), repeat, fused
 
 
 def _equality(first: Column, second: Column) -> np.ndarray:
