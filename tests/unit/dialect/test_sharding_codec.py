@@ -160,10 +160,10 @@ def test_a_tuple_with_unreduced_parts_splits_into_its_parts() -> None:
         Sharding(((),), ("x", "y")),
         Sharding((("x",),)),
     ]
-    assert split_tuple(tuple_to_mhlo(shardings, MESH)) == [
+    assert split_tuple(tuple_to_mhlo(shardings, MESH)) == tuple(
         to_mhlo(sharding, MESH) for sharding in shardings
-    ]
-    assert split_tuple(to_mhlo(shardings[1], MESH)) == [to_mhlo(shardings[1], MESH)]
+    )
+    assert split_tuple(to_mhlo(shardings[1], MESH)) == (to_mhlo(shardings[1], MESH),)
 
 
 def test_axes_of_size_one_split_nothing() -> None:
