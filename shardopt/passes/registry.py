@@ -28,6 +28,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "importing": (
         "inline-calls",
         "read-manual-regions",
+        "flatten-tuples",
         "read-annotations",
         "roll-parts",
         "unroll-loops",

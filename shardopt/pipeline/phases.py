@@ -48,6 +48,7 @@ PHASES: tuple[Phase, ...] = (
             "shardopt-inline-calls",  # the later steps see one function
             # before annotations are read: these erase the meshes that regions name
             "shardopt-read-manual-regions",
+            "shardopt-flatten-tuples",  # behind inlining: one signature is left
             # behind inlining, which turns those of callees into constraints
             "shardopt-read-annotations",
             # before loops are unrolled: one that sums gradients over parts of its own is kept

@@ -4,6 +4,7 @@
 // CHECK-NEXT: shardopt-import: {{.+}}
 // CHECK: shardopt-inline-calls
 // CHECK-NEXT: shardopt-read-manual-regions
+// CHECK-NEXT: shardopt-flatten-tuples
 // CHECK-NEXT: shardopt-read-annotations
 // CHECK-NEXT: shardopt-roll-parts
 // CHECK-NEXT: shardopt-unroll-loops  (with unroll=true)
