@@ -12,6 +12,7 @@ from shardopt.measured.case import Case
 from shardopt.measured.layout import RowLayout, RowRecomputation
 from shardopt.measured.short_plan import ShortCase, ShortPlan, short_plan
 from shardopt.measured.stretch import Pair, Shape, StepPrediction, predict
+from shardopt.models.computing import Recomputed
 from shardopt.models.specs import block_layers
 
 # First, one between, last.
@@ -19,6 +20,8 @@ _STAGES_THAT_DIFFER = 3
 # Of what a row leaves open: larger microbatches than these take much longer to plan for nothing, as
 # products are as large as they need to be.
 _MOST_EXAMPLES = 16
+# Of a loop: as many as make one sum in 32 bits behind it cheaper than one in 8 for each of them.
+_MICROBATCHES = 8
 # Of a device's memory, for plans that the solver makes: the planner's default.
 _FRACTION = 0.9
 
@@ -126,8 +129,7 @@ def _short(
     case: Case, layout: RowLayout, recomputation: RowRecomputation, stages: int, blocks: int
 ) -> ShortCase:
     assert layout.microbatch is not None, "the caller fills in what is open"
-    # Two microbatches make a loop as any number does.
-    microbatches = min(layout.microbatches, 2)
+    microbatches = 1 if layout.microbatches == 1 else _MICROBATCHES
     spec = replace(
         case.spec,
         layers=stages * blocks * block_layers(case.spec),
@@ -138,7 +140,7 @@ def _short(
         dtype=case.dtype,
         how=replace(
             case.how,
-            recomputed=recomputation.within,
+            recomputed=_within(case, recomputation, stages),
             carries_copies=case.how.carries_copies or layout.splits_optimizer_alone,
         ),
         machine=case.machine,
@@ -148,6 +150,16 @@ def _short(
         recompute=recomputation.stages,
         microbatches=microbatches,
     )
+
+
+def _within(case: Case, recomputation: RowRecomputation, stages: int) -> Recomputed:
+    """What is recomputed in a block. Kernels of attention keep queries, keys, values and results
+    for their backward pass, and never scores. Where that pass is in another fragment of a pipeline,
+    the model has to say so."""
+    kernels = case.machine.device.kernels
+    fused = kernels is not None and kernels.attention is not None
+    apart = stages > 1 and recomputation == RowRecomputation()
+    return "attention" if fused and apart else recomputation.within
 
 
 @lru_cache(maxsize=512)

@@ -39,7 +39,7 @@ def with_split_state(walk: AxisWalk, input_kinds: InputKinds, stage: int) -> Res
     allowed.update(_scattered_gradients(walk, stage))
     state = _state(walk, input_kinds, parts)
     allowed.update(walk.plan.kept_in_parts(stage, state))
-    fixed = {**state, **walk.plan.inputs()}
+    fixed = {**state, **walk.inputs()}
     transient = (*walk.gathered_for_use(), *walk.plan.gathered_for_use(stage))
     return Restriction(fixed, allowed, transient)
 

@@ -21,6 +21,7 @@ others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shardopt.graph.op_graph import FactorRule, Op
 from shardopt.mesh.mesh import Sharding
@@ -106,7 +107,13 @@ class MegatronWalk(AxisWalk):
         return next((f for f in outputs if rule.sizes[f] % self.size == 0), None)
 
 
+@dataclass(eq=False)
 class SequenceWalk(MegatronWalk):
+    """`scattered` is the dimension of each shape, with the batch on its dimension, onto which sums
+    are scattered."""
+
+    scattered: dict[tuple[tuple[int, ...], int | None], int] = field(default_factory=dict)
+
     def scatter_dim(self, op: Op, factor: int) -> int | None:
         """Onto the first dimension that is neither the weight's nor the batch; onto the batch where
         both are one."""
@@ -120,7 +127,19 @@ class SequenceWalk(MegatronWalk):
             for dim, factors in enumerate(rule.results[0])
             if factors and factors[0] not in of_weight and self.divides(result, dim)
         ]
-        return next((dim for dim in places if dim != batch), next(iter(places), None))
+        chosen = next((dim for dim in places if dim != batch), next(iter(places), None))
+        if chosen is not None:
+            self.scattered[self.graph.tensors[result].shape, batch] = chosen
+        return chosen
+
+    def split_arrivals(self) -> dict[int, int]:
+        """Residuals, and their gradients, go from stage to stage in the parts in which they lie."""
+        flow, places = self.plan.flow, dict[int, int]()
+        for tensor in sorted(self.arriving & flow.seeds.keys()):
+            place = self.scattered.get((self.graph.tensors[tensor].shape, flow.seeds[tensor]))
+            if place is not None and self.divides(tensor, place):
+                places[tensor] = place
+        return places
 
     def gathered_for_use(self) -> Transient:
         """What lies split along the sequence; a product's weight gradient gathers its operand once
@@ -188,13 +207,13 @@ def pairs(method: str, stage: int, tables: IntraOpTables, input_kinds: InputKind
         if stage
         else data_parallel(tables, input_kinds, preset, axes[:-1])
     )
-    walk = _METHODS[method](batch, axes[-1])
+    walk = _METHODS[method](batch, axes[-1], arriving=frozenset(input_kinds.received))
     walk.run()
     if not walk.rows:
         raise _no_products(preset, tables, axes[-1], ", two in a row")
     if stage:
         return with_split_state(walk, input_kinds, stage)
-    return Restriction({**walk.state(), **batch.inputs()}, walk.allowed, walk.gathered_for_use())
+    return Restriction({**walk.state(), **walk.inputs()}, walk.allowed, walk.gathered_for_use())
 
 
 def summa(preset: str, tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:

@@ -43,7 +43,8 @@ _LOCAL_MOVES = frozenset(
 class AxisWalk(ABC):
     """`where[t]` is the dimension of a tensor that `axis` splits, `decided[w]` that of a weight;
     `rows` are weights split along a contracted factor, `followers` biases and scales split as the
-    activations they are combined with."""
+    activations they are combined with. `arriving` are activations and gradients that other meshes
+    send."""
 
     plan: DataParallel
     axis: str
@@ -54,6 +55,7 @@ class AxisWalk(ABC):
     allowed: dict[int, Sequence[int]] = field(default_factory=dict)
     terms: set[int] = field(default_factory=set)
     joined: frozenset[int] = frozenset()
+    arriving: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self.tables = self.plan.tables
@@ -83,7 +85,7 @@ class AxisWalk(ABC):
             self._visit(index)
 
     def _split_inputs(self) -> dict[int, int]:
-        """Weights and their slots."""
+        """Weights and their slots, and what arrives split."""
         weights = self.followers | self.decided
         slots = {
             slot.tensor: place
@@ -91,7 +93,7 @@ class AxisWalk(ABC):
             for slot in self.plan.flow.slots_of.get(weight, ())
             if (place := slot.dim_of(dim)) is not None
         }
-        return slots | weights
+        return slots | weights | self.split_arrivals()
 
     # ---- what a method decides ----
 
@@ -104,6 +106,10 @@ class AxisWalk(ABC):
         """The result dimension onto which a sum over the axis is scattered; None to leave the sum
         whole."""
         return None
+
+    def split_arrivals(self) -> dict[int, int]:
+        """Of values that arrive from other meshes, the dimensions that the axis splits."""
+        return {}
 
     def gathered_for_use(self) -> Transient:
         """Activations that are gathered again for every use, and not kept whole in between."""
@@ -135,6 +141,16 @@ class AxisWalk(ABC):
         if terms and op.results[0] in self.joined:
             return terms
         return (*scattered, *terms) if scattered else whole or numbers
+
+    def inputs(self) -> dict[int, Sharding]:
+        """The shardings of the tensors in which the batch starts."""
+        shardings = self.plan.inputs()
+        for tensor, place in self.split_arrivals().items():
+            dims = shardings[tensor].dims
+            shardings[tensor] = Sharding(
+                (*dims[:place], (*dims[place], self.axis), *dims[place + 1 :])
+            )
+        return shardings
 
     def state(self) -> dict[int, Sharding]:
         """Every weight as decided, or split as the first activation it is combined with, or whole;

@@ -12,7 +12,7 @@ from shardopt.measured.case import case_of
 from shardopt.measured.figures import measured_seconds
 from shardopt.measured.frameworks import Framework
 from shardopt.measured.layout import RowRecomputation, layout_of
-from shardopt.measured.predict import open_microbatches
+from shardopt.measured.predict import open_microbatches, whole_case
 from shardopt.measured.rows import Row, read_rows
 from shardopt.measured.unstated import InexpressibleRow
 from shardopt.models.specs import LlamaSpec, MoeSpec, ResnetSpec
@@ -221,6 +221,23 @@ def test_a_source_names_its_framework(gpt: Row) -> None:
     assert not fused(replace(mosaic, hardware="V100-SXM2-16GB")), "of which none was published"
     rates = fused(replace(gpt, attention="tpu", hardware="TPU v5e"))
     assert rates is not None and rates[0].forward_fill == 0
+
+
+def test_kernels_of_attention_keep_no_scores_for_another_fragment(gpt: Row) -> None:
+    """Forward and backward pass are fragments of their own where there are several stages."""
+    plain = replace(gpt, recompute="none")
+    flash = replace(plain, attention="flash-2")
+    alone = replace(flash, pp=1, vpp=1, schedule="", devices=8)
+    rows = (plain, flash, alone, replace(flash, recompute="full"))
+    parts = [whole_case(case_of(row)).how.recomputed for row in rows]
+    assert parts == ["none", "attention", "none", "whole"]
+
+
+def test_few_microbatches_stand_for_any_number(gpt: Row) -> None:
+    """But for one, which makes no loop: in a loop of two a sum in 16 bits for each of them would be
+    no dearer than one in 32 bits behind it."""
+    many, one = (whole_case(case_of(replace(gpt, mbs=size))) for size in (1, gpt.gbs))
+    assert (many.microbatches, one.microbatches) == (8, 1)
 
 
 @pytest.mark.parametrize(

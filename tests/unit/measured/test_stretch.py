@@ -110,6 +110,20 @@ def test_what_the_solver_chooses_is_planned_whole() -> None:
     assert short_blocks(1, 8, "zero3") == (2, 3)
 
 
+def test_stages_of_a_split_sequence_pass_on_the_parts_in_which_it_lies() -> None:
+    """Residuals forward and their gradients back (Korthikanti et al., section 4.2.1), so that
+    what the first norm of a stage keeps is as small as what any other does."""
+    passed, held = {}, {}
+    for method in ("megatron", "sequence"):
+        whole = Whole(3, 1, 3, (1, 2), method, "none")
+        live = short_plan(_planned(whole, 3, 1)).pipeline.live
+        passed[method] = sum(each.bytes for each in live if each.taken_over)
+        held[method] = sum(each.bytes for each in live if each.tasks[0].stage == 1)
+    assert passed["megatron"] > 0
+    assert passed["sequence"] == passed["megatron"] / 2
+    assert held["sequence"] < 0.75 * held["megatron"]
+
+
 def test_no_fraction_of_the_memory_is_no_limit() -> None:
     """In any phase: seconds and peaks of a plan that no device can hold."""
     device = replace(_MACHINE.device, memory_bytes=2**16)
