@@ -27,7 +27,7 @@ class Case:
     `dtype` but for what `how` says; what that recomputes is up to the plan. `sums_early` begins the
     sums of gradients, and gathers of weights, beside the microbatches next to them;
     `awaits_messages` lets stages compute nothing while they receive; `sums_together` makes one sum
-    of all gradients, behind the last."""
+    of all gradients, behind the last; `by_fsdp2` has ZeRO 3 as FSDP2 of PyTorch does it."""
 
     row: Row
     spec: Spec
@@ -36,6 +36,7 @@ class Case:
     sums_early: bool
     awaits_messages: bool
     sums_together: bool
+    by_fsdp2: bool
     machine: HostGroup
     layout: RowLayout
 
@@ -74,7 +75,8 @@ def case_of(row: Row) -> Case:
         _check_resnet(precision, layout)
     how = replace(framework.how, float8=precision == "fp8")
     waits = (states_overlap(row), framework.awaits_messages, framework.sums_together)
-    return Case(row, spec, _PRECISIONS[precision], how, *waits, machine, layout)
+    by_fsdp2 = framework.by_fsdp2 and layout.intra_op.endswith("zero3")
+    return Case(row, spec, _PRECISIONS[precision], how, *waits, by_fsdp2, machine, layout)
 
 
 def _padded(spec: Spec, step: int) -> Spec:

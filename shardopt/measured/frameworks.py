@@ -67,8 +67,8 @@ class Framework:
     compute nothing while they receive. Each tensor-parallel part has a multiple of
     `pads_vocabulary` of the vocabulary, unless that is 0. `sums_together` combines the sums of all
     gradients into one collective, behind the last of them. `ties` says that the embedding is the
-    last product's weight, too. `how` is what blocks and steps compute otherwise than the plain
-    model."""
+    last product's weight, too. `by_fsdp2` says whose ZeRO 3 it is (`shardopt.measured.fsdp2`).
+    `how` is what blocks and steps compute otherwise than the plain model."""
 
     attention: str = ""
     merges: bool = True
@@ -82,6 +82,7 @@ class Framework:
     pads_vocabulary: int = 0
     sums_together: bool = False
     ties: bool = False
+    by_fsdp2: bool = False
     how: Computing = PLAIN
 
 
@@ -147,7 +148,8 @@ _FRAMEWORKS = (
     # (parallelize_llama.py). config_manager.py: mixed_precision_reduce is float32.
     # model.py, apply_rotary_emb: complex numbers, for which Inductor generates no code
     # (torch/_inductor/lowering.py). components/loss.py: cross_entropy(pred.float()), which is not
-    # compiled. context_parallel_rotate_method is allgather.
+    # compiled. context_parallel_rotate_method is allgather. metrics.py: memory is the most that the
+    # allocator has reserved.
     (
         r"torchtitan",
         Framework(
@@ -155,6 +157,7 @@ _FRAMEWORKS = (
             overlaps=True,
             selective="per-operation",
             splits_sequence=True,
+            by_fsdp2=True,
             how=Computing(sums_wide=True, rotates_in_passes=True, entropy="wide"),
         ),
     ),

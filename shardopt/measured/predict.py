@@ -9,11 +9,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from shardopt.measured.case import Case
+from shardopt.measured.fsdp2 import beside
 from shardopt.measured.layout import RowLayout, RowRecomputation
 from shardopt.measured.short_plan import ShortCase, ShortPlan, short_plan
 from shardopt.measured.stretch import Pair, Shape, StepPrediction, predict
 from shardopt.models.computing import Recomputed
-from shardopt.models.specs import block_layers
+from shardopt.models.specs import LlamaSpec, block_layers
 
 # First, one between, last.
 _STAGES_THAT_DIFFER = 3
@@ -102,7 +103,19 @@ def _prediction(
     share = case.machine.overlap_share if case.sums_early else 0.0
     waits = (share, case.awaits_messages, case.sums_together and layout.splits_batch_alone)
     shape = Shape(layout.pp, layout.stages, blocks, layout.width, host, *waits)
-    return predict(Pair(first, second), shape, layout.schedule, layout.microbatches)
+    plan = predict(Pair(first, second), shape, layout.schedule, layout.microbatches)
+    return _with_what_is_beside(case, layout, recomputation, plan)
+
+
+def _with_what_is_beside(
+    case: Case, layout: RowLayout, recomputation: RowRecomputation, plan: StepPrediction
+) -> StepPrediction:
+    """Stages of a pipeline keep their weights whole from one microbatch to the next, which no plan
+    does: for those, nothing is known to be beside."""
+    if not case.by_fsdp2 or layout.stages > 1 or not isinstance(case.spec, LlamaSpec):
+        return plan
+    more = beside(case.spec, case.how, case.machine.device, layout, recomputation)
+    return StepPrediction(plan.step_seconds + more.seconds, plan.memory_bytes + round(more.bytes))
 
 
 def short_blocks(stages: int, blocks: int, intra_op: str) -> tuple[int, int]:
