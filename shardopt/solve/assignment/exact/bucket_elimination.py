@@ -75,28 +75,35 @@ def eliminate_all(problem: Problem, order: tuple[int, ...]) -> tuple[int, ...] |
             place(((u,), np.diagonal(edge.cost)))
         else:
             place(((u, v), edge.cost) if u < v else ((v, u), edge.cost.T))
-    decisions: list[_Factor] = []
     for node in order:
-        scope, joined = _join(buckets[node])
-        axis = scope.index(node)
-        rest = scope[:axis] + scope[axis + 1 :]
-        decisions.append((rest, joined.argmin(axis=axis)))
-        least = joined.min(axis=axis)
+        rest, joined = _join(buckets[node], node)
+        least = joined.min(axis=0)
         if not least.min() < np.inf:
             return None
         if rest:
             place((rest, least))
     choice = [0] * problem.num_nodes
-    for node, (rest, best) in zip(reversed(order), reversed(decisions), strict=True):
-        choice[node] = int(best[tuple(choice[other] for other in rest)])
+    for node in reversed(order):
+        choice[node] = _best_of(buckets[node], node, choice)
     return tuple(choice)
 
 
-def _join(factors: list[_Factor]) -> _Factor:
-    """The sum of tables, over the union of their nodes."""
-    scope = tuple(sorted({node for nodes, _ in factors for node in nodes}))
+def _join(factors: list[_Factor], node: int) -> _Factor:
+    """The sum of a node's tables: the others that they mention, and an array with a dimension for
+    the node, which is first so that its least is found a row at a time, and one for each other."""
+    rest = tuple(sorted({each for nodes, _ in factors for each in nodes} - {node}))
     joined: np.ndarray = np.zeros(())
     for nodes, table in factors:
-        shape = [table.shape[nodes.index(node)] if node in nodes else 1 for node in scope]
-        joined = joined + table.reshape(shape)
-    return scope, joined
+        axes = dict(zip(nodes, table.shape, strict=True))
+        shape = [axes.get(each, 1) for each in (node, *rest)]
+        joined = joined + np.moveaxis(table, nodes.index(node), 0).reshape(shape)
+    return rest, joined
+
+
+def _best_of(factors: list[_Factor], node: int, choice: list[int]) -> int:
+    """The best choice of a node where those of the others that its tables mention are known. To
+    keep the best one for every choice of these takes half of the time of all."""
+    total: np.ndarray = np.zeros(())
+    for nodes, table in factors:
+        total = total + table[tuple(slice(None) if n == node else choice[n] for n in nodes)]
+    return int(total.argmin())
