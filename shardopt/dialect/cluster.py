@@ -17,9 +17,10 @@ from jaxlib.mlir import ir
 from shardopt.dialect.attributes import from_values, to_values
 from shardopt.dialect.profile import profile_attr, profile_of
 from shardopt.hardware.cluster import Cluster
-from shardopt.hardware.cluster_file import DESCRIPTION, describe, load_cluster
+from shardopt.hardware.cluster_file import DESCRIPTION, checked_cluster, describe, load_cluster
 from shardopt.hardware.profile_file import with_profile
 from shardopt.support.documents import errors_of
+from shardopt.support.errors import UserError
 
 CLUSTER = "shardopt.cluster"
 
@@ -43,6 +44,10 @@ def read_cluster(module: ir.Module) -> Cluster:
     cluster, errors = errors_of(DESCRIPTION, _without_profiles(values))
     if errors:
         raise ValueError(f"attribute '{CLUSTER}': {errors[0]}")
+    try:
+        checked_cluster(cluster)
+    except UserError as error:
+        raise ValueError(f"attribute '{CLUSTER}': {error}") from error
     devices = [
         ir.DictAttr(ir.DictAttr(group)["device"]) for group in _group_attrs(ir.DictAttr(attribute))
     ]

@@ -8,6 +8,10 @@ word. So each result that says so must be one of
 * the result of an operation that is linear in operands which are unreduced along the axis,
 * zeros.
 
+Shardy's partitioner, which makes the terms, wants two things more of an operation with such a
+result. Its operands are split in one way along each dimension that it sums over: the partitioner
+ends the process otherwise. And no axis of those splits the result, too: it would count terms twice.
+
 This looks at one operation at a time, from its operands' shardings as they are written. Values that
 cross the border of a fragment have theirs in their types, which have to agree with what is inside.
 So have those of the call of a function."""
@@ -97,10 +101,13 @@ class _Proof:
     def errors(self) -> Iterator[tuple[ir.Operation, str]]:
         for op, handle in zip(self.reader.ops, self.reader.handles, strict=True):
             yield from _in_regions(handle)
-            for tensor in op.results:
-                for axis in self._axes(tensor):
-                    if not self._makes_terms(op, axis):
-                        yield handle, _expected(handle, axis)
+            unproven = [
+                _expected(handle, axis)
+                for tensor in op.results
+                for axis in self._axes(tensor)
+                if not self._makes_terms(op, axis)
+            ]
+            yield from ((handle, message) for message in unproven or self._misfits(op, handle))
         for number, (value, result) in enumerate(
             zip(self.end.operands, self.op.results, strict=True)
         ):
@@ -138,6 +145,35 @@ class _Proof:
             if op.rule.reduction.intersection(factors)
         )
 
+    def _misfits(self, op: Op, handle: ir.Operation) -> Iterator[str]:
+        """What keeps the partitioner from making the terms of an operation as they are said."""
+        if op.rule is None or not any(map(self._axes, op.results)):
+            return
+        split: dict[int, tuple[str, ...]] = {}
+        for tensor, dims in zip(op.operands, op.rule.operands, strict=False):
+            for dim, factors in enumerate(dims):
+                for factor in op.rule.reduction.intersection(factors):
+                    axes = self._split(tensor, dim)
+                    if split.setdefault(factor, axes) != axes:
+                        yield (
+                            f"'{handle.name}' has an unreduced result: expected operands that are "
+                            f"split in one way where they are summed over, found "
+                            f"{_braced(split[factor])} and {_braced(axes)}"
+                        )
+                        return
+        summed = {axis for axes in split.values() for axis in axes}
+        for tensor in op.results:
+            for axes in self.shardings[tensor].dims if tensor in self.shardings else ():
+                for axis in summed.intersection(axes):
+                    yield (
+                        f"'{handle.name}' has an unreduced result: expected none of its dimensions "
+                        f"split along '{axis}', along which it is summed over"
+                    )
+
+    def _split(self, tensor: int, dim: int) -> tuple[str, ...]:
+        """The axes along which a dimension of a value is split."""
+        return self.shardings[tensor].dims[dim] if tensor in self.shardings else ()
+
     def _is_mode(self, op: Op, mode: tuple[int, ...], axis: str) -> bool:
         """Whether just the operands of the mode are terms along the axis; zeros always are."""
         inside = [op.operands[k] for k in mode if op.operands[k] not in self.zeros]
@@ -154,6 +190,10 @@ def _in_regions(op: ir.Operation) -> Iterator[tuple[ir.Operation, str]]:
     for inner in operations(op) if op.name in CONTROL_FLOW else ():
         if _says_unreduced(inner):
             yield inner, f"expected a reduced value inside of '{op.name}', found an unreduced one"
+
+
+def _braced(axes: tuple[str, ...]) -> str:
+    return "{" + ", ".join(axes) + "}"
 
 
 def _expected(op: ir.Operation, axis: str) -> str:

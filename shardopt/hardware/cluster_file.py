@@ -283,11 +283,12 @@ def load_cluster(spec: str) -> Cluster:
     name, _, shape = spec.rpartition(":")
     parts = spec.split("+")
     if len(parts) == 1 or is_file(spec) or (is_file(name) and "+" not in shape):
-        return _checked(_load_one(spec))
-    return _checked(_combine(spec, [_load_one(part.strip()) for part in parts]))
+        return checked_cluster(_load_one(spec))
+    return checked_cluster(_combine(spec, [_load_one(part.strip()) for part in parts]))
 
 
-def _checked(cluster: Cluster) -> Cluster:
+def checked_cluster(cluster: Cluster) -> Cluster:
+    """The same cluster. Raises UserError for what no field says alone."""
     if cluster.num_devices > MOST_DEVICES:
         raise UserError(
             f"cluster '{cluster.name}': expected at most {MOST_DEVICES} devices, got "

@@ -2,6 +2,7 @@
 // RUN: split-file %s %t
 // RUN: shardopt-opt %t/proven.mlir --shardopt-verify-sharded -o %t/out.mlir
 // RUN: not shardopt-opt %t/whole.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/whole.mlir
+// RUN: not shardopt-opt %t/split.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/split.mlir
 // RUN: not shardopt-opt %t/border.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/border.mlir
 // RUN: not shardopt-opt %t/loop.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/loop.mlir
 
@@ -37,6 +38,20 @@ func.func public @main(%x: !mpmd.mesh_tensor<"m0", tensor<8x8xf32>, sharding=<@m
     %c = stablehlo.constant {mhlo.sharding = "{unreduced}"} dense<1.0> : tensor<8x8xf32>
     mpmd.return
   } : (!mpmd.mesh_tensor<"m0", tensor<8x8xf32>, sharding=<@m0, [{"x"}, {}]>>, !mpmd.mesh_tensor<"m0", tensor<8x8xf32>, sharding=<@m0, [{}, {}]>>) -> ()
+  return
+}
+
+//--- split.mlir
+func.func public @main(%x: !mpmd.mesh_tensor<"m0", tensor<8x8xf32>, sharding=<@m0, [{}, {"x"}]>>, %y: !mpmd.mesh_tensor<"m0", tensor<8x8xf32>, sharding=<@m0, [{"x", "y"}, {}]>>) attributes {topology = #mpmd.topology<<"m0" : <["x"=2, "y"=2]>>>} {
+  mpmd.fragment<mesh="m0", origin=["fwd"], stage=0> (%x, %y) {shardopt.kind = "fwd", shardopt.cost = {}} (%a: tensor<8x8xf32>, %b: tensor<8x8xf32>) {
+    // Shardy's partitioner ends the process.
+    // CHECK: split.mlir:[[@LINE+1]]:10: error: 'stablehlo.dot_general' has an unreduced result: expected operands that are split in one way where they are summed over, found {x} and {x, y}
+    %d = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] {mhlo.sharding = "{unreduced}"} : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    // It counts terms twice.
+    // CHECK: split.mlir:[[@LINE+1]]:10: note: 'stablehlo.dot_general' has an unreduced result: expected none of its dimensions split along 'y', along which it is summed over
+    %e = stablehlo.dot_general %b, %b, contracting_dims = [0] x [0] {mhlo.sharding = "{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dims={unreduced}}"} : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    mpmd.return
+  } : (!mpmd.mesh_tensor<"m0", tensor<8x8xf32>, sharding=<@m0, [{}, {"x"}]>>, !mpmd.mesh_tensor<"m0", tensor<8x8xf32>, sharding=<@m0, [{"x", "y"}, {}]>>) -> ()
   return
 }
 

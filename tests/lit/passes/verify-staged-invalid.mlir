@@ -1,6 +1,8 @@
 // Each pair of lines breaks the accepted module of Inputs/two-stages.mlir in one place.
 // RUN: sed -e 's/shardopt.cluster = /shardopt.klaster = /' %S/Inputs/two-stages.mlir > %t.cluster
 // RUN: not shardopt-opt %t.cluster --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=CLUSTER
+// RUN: sed -e 's/devices_per_host = [0-9]* : i64/devices_per_host = 2147483648 : i64/' %S/Inputs/two-stages.mlir > %t.huge
+// RUN: not shardopt-opt %t.huge --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=HUGE
 // RUN: sed -e 's/array<i64: 2, 3>/array<i64: 1, 4>/' %S/Inputs/two-stages.mlir > %t.devices
 // RUN: not shardopt-opt %t.devices --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=DEVICES
 // RUN: sed -e 's/array<i64: 0, 1>, array<i64: 2, 3>/array<i64: 0, 1>/' %S/Inputs/two-stages.mlir > %t.rows
@@ -46,6 +48,7 @@
 // RUN: not shardopt-opt %t.twice --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=TWICE
 
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module (written by the stage phase), found none
+// HUGE: error: attribute 'shardopt.cluster': cluster 'test': expected at most 4096 devices, got 2147483648
 // DEVICES: error: expected disjoint meshes, found device 1 in 'm0' and in 'm1'
 // DEVICES: note: expected devices 0 to 3 of cluster test:1x4, found device 4 in mesh 'm1'
 // ROWS: error: expected 2 rows in 'shardopt.devices' (one a mesh of the topology), found 1
