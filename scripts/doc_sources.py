@@ -116,7 +116,9 @@ def _spoken(node: ast.AST, *, reported: bool) -> Iterator[str]:
         isinstance(node, ast.Call) and _callee(node) in _REPORTING
     )
     for child in ast.iter_child_nodes(node):
-        yield from _spoken(child, reported=inside or (reported and isinstance(node, ast.IfExp)))
+        yield from _spoken(
+            child, reported=inside or (reported and isinstance(node, (ast.IfExp, ast.Tuple)))
+        )
 
 
 def _callee(call: ast.Call) -> str:

@@ -54,6 +54,10 @@ _SHARED: tuple[tuple[str, str], ...] = (
     ("Costs and other figures, from `staged` on", "shardopt.forms.figures"),
     ("Topologies and types, from `staged` on", "shardopt.dialect.mpmd"),
     ("Meshes and the values on them, from `staged` on", "shardopt.forms.mesh_checks"),
+    ("What is unreduced, from `sharded` on", "shardopt.forms.unreduced_proof"),
+    ("Code for one device in a sharded plain module", "shardopt.forms.manual_code"),
+    ("Sharded plain modules in Shardy's form", "shardopt.forms.shardy_form"),
+    ("Sharded plain modules as the program of one device", "shardopt.forms.device_form"),
     ("Resharding plans, from `transferred` on", "shardopt.forms.reshard_steps"),
     ("The order of tasks, from `scheduled` on", "shardopt.schedule.validate"),
 )

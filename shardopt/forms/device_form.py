@@ -39,9 +39,10 @@ def errors(module: ir.Module, main: ir.Operation) -> Iterator[tuple[ir.Operation
         rows = list(ir.ArrayAttr(main.attributes[which])) if which in main.attributes else []
         for number, type_ in enumerate(types):
             row = entries(ir.DictAttr(rows[number])) if number < len(rows) else {}
-            message = _tile_error(row[TILE], type_, mesh) if TILE in row else "found none"
-            if message:
-                yield main, f"expected '{TILE}' on {name} {number} of '@main', {message}"
+            if TILE not in row:
+                yield main, f"expected '{TILE}' on {name} {number} of '@main', found none"
+            elif message := _tile_error(row[TILE], type_, mesh):
+                yield main, f"'{TILE}' on {name} {number} of '@main': {message}"
     for op in operations(main):
         message = _op_error(op, mesh)
         if message:
@@ -57,7 +58,7 @@ def _tile_error(attribute: ir.Attribute, type_: ir.Type, mesh: Mesh) -> str:
         return str(error)
     extents = list(sharding.local_shape(mesh, shape))
     expected = ir.RankedTensorType.get(extents, ir.RankedTensorType(whole).element_type)
-    return "" if expected == type_ else f"whose tile is {expected}, found {type_}"
+    return "" if expected == type_ else f"expected a value of type {expected}, found {type_}"
 
 
 def _op_error(op: ir.Operation, mesh: Mesh) -> str:

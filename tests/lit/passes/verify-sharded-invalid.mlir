@@ -135,13 +135,15 @@ module attributes {mhlo.num_partitions = 2 : i32} {
     %5 = stablehlo.custom_call @SPMDShardToFullShape(%4) {mhlo.sharding = "{devices=[2]<=[2]}"} : (tensor<4xf32>) -> tensor<8xf32>
     // CHECK: manual.mlir:[[@LINE+1]]:10: note: 'stablehlo.constant': expected '{manual}' on code behind @SPMDFullToShardShape alone
     %6 = stablehlo.constant {mhlo.sharding = "{manual}"} dense<1.0> : tensor<8xf32>
+    // CHECK: manual.mlir:[[@LINE+1]]:10: note: 'stablehlo.custom_call': expected '{manual}' on @SPMDFullToShardShape, found another sharding
+    %7 = stablehlo.custom_call @SPMDFullToShardShape(%x) {mhlo.sharding = "{replicated}"} : (tensor<8xf32>) -> tensor<4xf32>
     return %6 : tensor<8xf32>
   }
 }
 
 //--- device.mlir
 // CHECK: error: expected mhlo.num_replicas = 2 of mesh mesh[x=2], found 0
-// CHECK: device.mlir:[[@LINE+4]]:1: note: expected 'shardopt.tile' on argument 0 of '@main', whose tile is tensor<4xf32>, found tensor<8xf32>
+// CHECK: device.mlir:[[@LINE+4]]:1: note: 'shardopt.tile' on argument 0 of '@main': expected a value of type tensor<4xf32>, found tensor<8xf32>
 // CHECK: device.mlir:[[@LINE+3]]:1: note: expected 'shardopt.tile' on result 0 of '@main', found none
 // CHECK: device.mlir:[[@LINE+3]]:8: note: expected groups of all 2 devices on 'stablehlo.all_gather', found [0]
 // CHECK: device.mlir:[[@LINE+3]]:8: note: expected no 'mhlo.sharding' on 'stablehlo.tanh' of a program for one device
