@@ -17,7 +17,7 @@ from shardopt.runtime.devices.tiles import RouteTarget, Tiling, python_slices
 from shardopt.runtime.program.host_routes import Origins, Round, rounds_of, wire_tag
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.instructions import Route
-from shardopt.runtime.transports.buffers import is_aligned
+from shardopt.runtime.transports.buffers import pays_to_keep
 from shardopt.runtime.transports.landing import (
     Arrival,
     Landing,
@@ -190,7 +190,7 @@ class Exchanges:
                 piece: Any = arrived[slice_]
                 # A whole shard in aligned memory is handed to the device as it is; anything else is
                 # copied.
-                if fills(place, self._types[place.shard][0]) and is_aligned(piece):
+                if fills(place, self._types[place.shard][0]) and pays_to_keep(piece):
                     shards.share(place, piece)
                 else:
                     shards.view(place)[...] = piece

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 64  # what XLA wants of memory that it is to alias
-_POOLED_BYTES = 1 << 16  # below this the allocator's own lists do as well
+# Below this the allocator's own lists do as well, and a device copies it faster than somebody asks
+# whether it is aligned.
+_POOLED_BYTES = 1 << 16
 # Sizes are rounded up to pages, so that nearly equal ones share memory.
 _PAGE = 4096
 
@@ -50,10 +52,11 @@ class BufferPool:
         self.peak_bytes = 0
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """A C-contiguous array of unknown contents whose memory nobody else looks at."""
+        """A C-contiguous array of unknown contents whose memory nobody else looks at; aligned, but
+        for small ones."""
         bytes = prod(shape) * dtype.itemsize
         if bytes < _POOLED_BYTES:
-            return _aligned(bytes).view(dtype).reshape(shape)
+            return np.empty(shape, dtype)
         size = -(-bytes // _PAGE) * _PAGE
         with self._lock:
             self._collect()
@@ -90,6 +93,10 @@ def _aligned(bytes: int) -> np.ndarray:
     return memory[start : start + bytes]
 
 
-def is_aligned(array: np.ndarray) -> bool:
-    """Whether a device can take the array over as it is."""
-    return array.flags.c_contiguous and array.__array_interface__["data"][0] % ALIGNMENT == 0
+def pays_to_keep(array: np.ndarray) -> bool:
+    """Whether a device can take the array over as it is, and that is less work than a copy."""
+    return (
+        array.nbytes >= _POOLED_BYTES
+        and array.flags.c_contiguous
+        and array.__array_interface__["data"][0] % ALIGNMENT == 0
+    )

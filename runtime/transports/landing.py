@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.runtime.transports.buffers import BufferPool, is_aligned
+from shardopt.runtime.transports.buffers import BufferPool, pays_to_keep
 
 Slices = tuple[slice, ...]
 ShardType = tuple[tuple[int, ...], np.dtype[Any]]  # of one device's part of an array
@@ -164,7 +164,7 @@ class Arrival:
         for piece, places, whole in zip(
             pieces, landing.pieces[source], landing.whole[source], strict=True
         ):
-            if keep and whole and is_aligned(piece):
+            if keep and whole and pays_to_keep(piece):
                 self.shards.share(places[0], piece)
             else:
                 self.shards.view(places[0])[...] = piece

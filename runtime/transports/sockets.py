@@ -32,7 +32,12 @@ import numpy as np
 
 from shardopt.runtime.errors import MessageLost, PeerGone
 from shardopt.runtime.transports.mailbox import LinkStates, Mailbox
-from shardopt.runtime.transports.vectors import receive_arrays, receive_exactly, send_arrays
+from shardopt.runtime.transports.vectors import (
+    ReadAhead,
+    receive_arrays,
+    receive_exactly,
+    send_arrays,
+)
 
 _HEADER = struct.Struct("<QQQQ")  # number on this connection, step, tag, bytes that follow
 _QUEUE = struct.Struct("i")  # bytes that are in one
@@ -209,10 +214,7 @@ class SocketTransport:
             connection.close()
 
     def _receive(self, incoming: _Incoming, source: str, expected: int) -> None:
-        incoming.is_between = True
-        header = receive_exactly(incoming.socket, _HEADER.size)
-        incoming.is_between = False
-        number, step, tag, size = _HEADER.unpack(header)
+        number, step, tag, size = _HEADER.unpack(incoming.header())
         if number != expected:
             lost = f"message {expected} from worker '{source}' was lost"
             raise MessageLost(f"{lost}: found number {number} (tag {tag}, step {step}) instead")
@@ -224,12 +226,14 @@ class SocketTransport:
             raise ValueError(
                 f"message {tag} of worker '{source}': expected {size_expected} bytes, found {size}"
             )
-        if arrival.landing.streams:
+        if incoming.ahead.fill(windows, size):
+            incoming.count(size)
+        elif arrival.landing.streams:
             for window in windows:
-                receive_arrays(incoming.socket, [window], incoming.count)
+                receive_arrays(incoming.ahead, [window], incoming.count)
                 self.mailbox.landed(source, step, tag)
         else:
-            receive_arrays(incoming.socket, windows, incoming.count)
+            receive_arrays(incoming.ahead, windows, incoming.count)
         self.mailbox.close(source, step, tag)
 
     def _admit(self, connection: socket.socket) -> str | None:
@@ -284,8 +288,16 @@ class _Incoming:
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
+        self.ahead = ReadAhead(connection)
         self.is_between = False  # messages: it waits for the first byte of the next
         self.bytes = 0  # of arrays
+
+    def header(self) -> memoryview:
+        """Of the next message."""
+        self.is_between = self.ahead.is_empty
+        header = self.ahead.take(_HEADER.size)
+        self.is_between = False
+        return header
 
     def count(self, size: int) -> None:
         self.bytes += size

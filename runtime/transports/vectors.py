@@ -2,13 +2,14 @@
 be helped.
 
 What lies in one run of memory, or in long runs, goes straight to and from the system. Arrays of
-short runs pass through a small buffer, part by part, while it is in the cache."""
+short runs pass through a small buffer, part by part, while it is in the cache. A stream of many
+small messages is read ahead (`ReadAhead`)."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,67 @@ _STAGE_BYTES = 1 << 19  # stays in the second-level cache
 # Read in one call: a slow link is seen to move, and a fast one pays a call for milliseconds of it.
 _TURN_BYTES = 1 << 24
 _VECTORS = 512  # of at most 1024 that the system takes in one call
+# Small: a copy costs less than its bookkeeping. As much of what has come in is read with the
+# header, so that many small messages cost one call, and one turn at the interpreter's lock.
+_SMALL_BYTES = 1 << 14
+
+
+class Source(Protocol):
+    """Where bytes come from, as sockets give them."""
+
+    def recvmsg_into(
+        self, buffers: list[memoryview], ancbufsize: int, flags: int, /
+    ) -> tuple[int, Any, int, Any]: ...
+
+
+class ReadAhead:
+    """A connection on which the beginning of a message, with whatever has come behind it, is read
+    into a buffer; what follows is taken from there first. For one thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = memoryview(bytearray(_SMALL_BYTES))
+        self._begin = self._end = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self._begin == self._end
+
+    def take(self, size: int) -> memoryview:
+        """So many bytes, few, which are there until something else is read. Raises EOFError when
+        the peer closes first."""
+        if self._end - self._begin < size:
+            left = self._buffer[self._begin : self._end].tobytes()
+            self._begin, self._end = 0, len(left)
+            self._buffer[: len(left)] = left
+        while self._end < size:
+            count = self._connection.recv_into(self._buffer[self._end :])
+            if count == 0:
+                raise EOFError("the peer closed the connection")
+            self._end += count
+        self._begin += size
+        return self._buffer[self._begin - size : self._begin]
+
+    def fill(self, arrays: Sequence[np.ndarray], size: int) -> bool:
+        """Whether all of the arrays, so many bytes, had been read: they are filled then."""
+        if self._end - self._begin < size:
+            return False
+        for array in arrays:
+            array[...] = np.ndarray(array.shape, array.dtype, self._buffer, self._begin)
+            self._begin += array.nbytes
+        return True
+
+    def recvmsg_into(
+        self, buffers: list[memoryview], ancbufsize: int, flags: int, /
+    ) -> tuple[int, Any, int, Any]:
+        if self.is_empty:
+            return self._connection.recvmsg_into(buffers, ancbufsize, flags)
+        begin = self._begin
+        for each in buffers:
+            size = min(each.nbytes, self._end - self._begin)
+            each[:size] = self._buffer[self._begin : self._begin + size]
+            self._begin += size
+        return self._begin - begin, [], 0, None
 
 
 def _ignored(size: int) -> None:
@@ -27,6 +89,9 @@ def _ignored(size: int) -> None:
 
 def send_arrays(connection: socket.socket, header: bytes, arrays: Sequence[np.ndarray]) -> None:
     """Write header and contents, in order. Returns when the system has taken all of it."""
+    if sum(array.nbytes for array in arrays) <= _SMALL_BYTES:
+        connection.sendall(b"".join((header, *(array.tobytes() for array in arrays))))
+        return
     vectors, staged = [memoryview(header)], 0
     for part in _parts(arrays):
         if not part.flags.c_contiguous:
@@ -40,7 +105,7 @@ def send_arrays(connection: socket.socket, header: bytes, arrays: Sequence[np.nd
 
 
 def receive_arrays(
-    connection: socket.socket, arrays: Sequence[np.ndarray], count: Count = _ignored
+    connection: Source, arrays: Sequence[np.ndarray], count: Count = _ignored
 ) -> None:
     """Fill the arrays, in order; `count` is told the bytes as they come. Raises EOFError when the
     peer closes first."""
@@ -55,16 +120,14 @@ def receive_arrays(
     _receive_all(connection, vectors, staged, count)
 
 
-def receive_exactly(connection: socket.socket, size: int) -> bytes:
+def receive_exactly(connection: Source, size: int) -> bytes:
     """Raises EOFError when the peer closes first."""
     data = bytearray(size)
     receive_vectors(connection, [memoryview(data)])
     return bytes(data)
 
 
-def receive_vectors(
-    connection: socket.socket, vectors: list[memoryview], count: Count = _ignored
-) -> None:
+def receive_vectors(connection: Source, vectors: list[memoryview], count: Count = _ignored) -> None:
     while vectors:
         # The system fills all of a turn before it returns: fewer turns at the interpreter's lock.
         size = connection.recvmsg_into(_turn(vectors), 0, socket.MSG_WAITALL)[0]
@@ -85,7 +148,7 @@ def _turn(vectors: list[memoryview]) -> list[memoryview]:
 
 
 def _receive_all(
-    connection: socket.socket,
+    connection: Source,
     vectors: list[memoryview],
     staged: list[tuple[np.ndarray, np.ndarray]],
     count: Count,

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from shardopt.runtime.errors import Cancelled
 from shardopt.runtime.transports import sockets, vectors
-from shardopt.runtime.transports.buffers import ALIGNMENT, BufferPool, is_aligned
+from shardopt.runtime.transports.buffers import ALIGNMENT, BufferPool, pays_to_keep
 from shardopt.runtime.transports.landing import Landing, ShardSlice
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.transports.ray_objects import RayObjectTransport, as_bytes
@@ -45,7 +45,7 @@ def whole(*shapes: tuple[int, ...], dtype: np.dtype = F32, source: str = "a") ->
 def test_memory_comes_back_when_the_last_view_is_gone() -> None:
     pool = BufferPool()
     array = pool.take((MIB,), F32)
-    assert is_aligned(array) and array.flags.writeable
+    assert pays_to_keep(array) and array.flags.writeable
     view, place = array[5:7], array.ctypes.data
     del array
     gc.collect()
@@ -68,10 +68,11 @@ def test_pool_keeps_no_more_than_was_ever_in_use() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (300, 400)])
-def test_small_and_large_memory_is_aligned(shape: tuple[int, ...]) -> None:
+def test_large_memory_can_be_taken_over(shape: tuple[int, ...]) -> None:
     array = BufferPool().take(shape, np.dtype(ml_dtypes.bfloat16))
     assert array.shape == shape and array.dtype == ml_dtypes.bfloat16
-    assert array.ctypes.data % ALIGNMENT == 0 or not array.size
+    assert pays_to_keep(array) == (array.size > 1000)
+    assert array.ctypes.data % ALIGNMENT == 0 or array.size < 1000
 
 
 # Mailbox
@@ -88,24 +89,27 @@ def test_cancel_wakes_a_waiting_take() -> None:
 
 def test_what_may_stay_is_not_copied() -> None:
     mailbox = Mailbox()
-    mailbox.expect(7, whole((4, 64), (8,)))
+    mailbox.expect(7, whole((4, MIB), (MIB,), (8,)))
     pool = BufferPool()
-    pieces = [pool.take((4, 64), F32), pool.take((16,), F32)[1:9]]  # the second is not aligned
+    # The second is not aligned, and the third not worth it.
+    pieces = [pool.take((4, MIB), F32), pool.take((2 * MIB,), F32)[1 : MIB + 1]]
+    pieces.append(pool.take((8,), F32))
     for piece in pieces:
         piece[...] = 3
     mailbox.deliver("a", 0, 7, pieces, keep=True)
-    first, second = mailbox.take(0, 7)
-    assert first is pieces[0] and second is not pieces[1]
+    first, second, third = mailbox.take(0, 7)
+    assert first is pieces[0] and second is not pieces[1] and third is not pieces[2]
     np.testing.assert_array_equal(second, pieces[1])
+    np.testing.assert_array_equal(third, pieces[2])
     mailbox.deliver("a", 1, 7, pieces)
     assert mailbox.take(1, 7)[0] is not pieces[0]
 
 
 def test_replicas_of_what_stays_share_its_memory() -> None:
-    places = (ShardSlice(0, (slice(0, 4),)), ShardSlice(2, (slice(0, 4),)))
+    places = (ShardSlice(0, (slice(0, MIB),)), ShardSlice(2, (slice(0, MIB),)))
     mailbox = Mailbox()
-    mailbox.expect(0, Landing((((4,), F32),) * 3, {"a": [places]}))
-    piece = BufferPool().take((4,), F32)
+    mailbox.expect(0, Landing((((MIB,), F32),) * 3, {"a": [places]}))
+    piece = BufferPool().take((MIB,), F32)
     for keep in (True, False):
         mailbox.deliver("a", 0, 0, [piece], keep=keep)
         first, missing, second = mailbox.take(0, 0)
@@ -195,6 +199,7 @@ def test_any_slices_come_through_in_any_slices(data: st.DataObject) -> None:
         limits.setattr(vectors, "_RUN_BYTES", 16)
         limits.setattr(vectors, "_STAGE_BYTES", 64)
         limits.setattr(vectors, "_VECTORS", 3)
+        limits.setattr(vectors, "_SMALL_BYTES", data.draw(st.sampled_from([0, 128])))
         writing = threading.Thread(
             target=vectors.send_arrays, args=(near, b"head", [source, source])
         )
@@ -205,6 +210,28 @@ def test_any_slices_come_through_in_any_slices(data: st.DataObject) -> None:
         writing.join(10)
     for target in targets:
         assert target.tobytes() == source.tobytes()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=30), st.integers(8, 64))
+def test_small_and_large_messages_are_told_apart(sizes: list[int], ahead: int) -> None:
+    """However many of them, or how little of one, is read at once."""
+    messages = [np.random.default_rng(n).bytes(size) for n, size in enumerate(sizes)]
+    near, far = socket.socketpair()
+    with near, far, pytest.MonkeyPatch.context() as limits:
+        limits.setattr(vectors, "_SMALL_BYTES", ahead)
+        near.sendall(b"".join(len(each).to_bytes(8, "little") + each for each in messages))
+        near.close()
+        source = vectors.ReadAhead(far)
+        for message in messages:
+            size = int.from_bytes(source.take(8), "little")
+            target = np.zeros(size, np.uint8)
+            if not source.fill([target[: size // 2], target[size // 2 :]], size):
+                vectors.receive_arrays(source, [target])
+            assert target.tobytes() == message
+        assert source.is_empty
+        with pytest.raises(EOFError):
+            source.take(8)
 
 
 def test_sockets_refuse_a_foreign_token() -> None:
