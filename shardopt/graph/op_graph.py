@@ -70,6 +70,10 @@ class Tensor:
     def size_bytes(self) -> int:
         return prod(self.shape) * self.itemsize
 
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.startswith(("f", "bf"))
+
 
 Dims = tuple[tuple[str, ...], ...]
 

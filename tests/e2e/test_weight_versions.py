@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.reference import compare
+from shardopt.support.errors import UserError
 from tests.e2e.models import export_step
 
 STEPS = 5
@@ -125,6 +126,18 @@ def test_stages_of_several_devices_and_layers() -> None:
     plan = plan_for(artifact, "pipedream", 2, stages=2, intra_op="data")
     expected = PLAIN.expect(inputs, (1, 1, 0, 0), STEPS)
     assert faults(measure(plan, inputs, STEPS).outputs, expected) == []
+
+
+def test_the_search_of_stages_counts_versions() -> None:
+    """Two layers on a device fit without a second version of their weights: stages are cut so that
+    both versions fit, or the search says that they do not."""
+    artifact, _ = PLAIN.export()
+    options = PlanOptions("cpu-test:1x4", microbatches=4, layers=LAYERS, memory_budget="8KiB")
+    plan = make_plan(artifact, replace(options, schedule="pipedream-2bw"))
+    assert len(plan.to_json()["stages"]) == LAYERS
+    too_little = replace(options, schedule="pipedream", memory_budget="6400")
+    with pytest.raises(UserError, match="in flight, 1 older version of weights"):
+        make_plan(artifact, too_little)
 
 
 def test_what_is_made_of_weights_before_the_microbatches() -> None:

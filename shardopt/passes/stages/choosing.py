@@ -161,6 +161,7 @@ class StageChooser:
             allowed=candidate_filter(self.file_stages, cluster),
             stages_per_mesh=kind.model_stages_per_mesh,
             host_limit_bytes=tuple(host_memory_limit(group, each) for group in cluster.groups),
+            weight_ages=kind.weight_ages,
         )
 
     def _offload_modes(self) -> tuple[str, ...]:

@@ -14,8 +14,9 @@ this step.
                                                        return %n, %w }
 
 Weights are the donated arguments of floats that the loop reads, also through what the prologue
-makes of them; where the epilogue reads that, too, it gets a copy made of the newest weights. A
-weight has one age wherever the loop reads it, so that a backward sees what its forward saw.
+makes of them, and that the step changes; where the epilogue reads what the prologue made, too, it
+gets a copy made of the newest weights. A weight has one age wherever the loop reads it, so that a
+backward sees what its forward saw.
 
 It stands before fragments are outlined: what is captured changes, and what `@main` returns."""
 
@@ -98,8 +99,11 @@ def _ages(program: StepProgram, age_of_stage: Sequence[int]) -> dict[int, int]:
             read(op, max(wanted))
     found = {
         number: ages[arguments[number]]
-        for number in read_donation(program.main)
-        if arguments[number] in ages and _is_float(arguments[number].type)
+        for number, result in read_donation(program.main).items()
+        # What comes back as it is has one version only.
+        if arguments[number] in ages
+        and _is_float(arguments[number].type)
+        and program.returned[result] != arguments[number]
     }
     if not found:
         raise UserError(

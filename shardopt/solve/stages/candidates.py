@@ -26,7 +26,9 @@ class CandidateProblem:
     what configs with a preset as their method need to know of the inputs of the step. `allowed`
     leaves candidates out that a plan file has no use for. With several `stages_per_mesh` every
     device is in so many stages, and `memory_limit_bytes` is the share of each. `host_limit_bytes`
-    is what the hosts of each group may hold for a device, as `memory_limit_bytes`."""
+    is what the hosts of each group may hold for a device, as `memory_limit_bytes`. `weight_ages`:
+    how many older versions of its weights each of so many stages keeps, where the schedule wants
+    any."""
 
     step: StepGraph
     num_layers: int
@@ -39,6 +41,7 @@ class CandidateProblem:
     allowed: Callable[[int, int, StageConfig], bool] | None = None
     stages_per_mesh: int = 1
     host_limit_bytes: tuple[int | None, ...] = ()
+    weight_ages: Callable[[int], tuple[int, ...]] | None = None
 
     @property
     def stage_devices(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,14 @@ from shardopt.hardware.topology import logical_shapes, submeshes
 Stages = tuple[tuple[int, int, int], ...]
 # (stage from the end, 1 = last; number of stages; microbatches) -> microbatches in flight.
 InFlight = Callable[[int, int, int], float]
+
+
+class Copies(NamedTuple):
+    """How often a stage holds what it keeps for the backward, and how many older versions of its
+    weights. Both rise together from the last stage of a pipeline to the first."""
+
+    in_flight: float
+    versions: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,9 @@ class StageProblem:
     `transfer_seconds`, `[2, L + 1]`: seconds of one microbatch over the cut before layer j,
     forwards and backwards. `stages_per_mesh`: if more than 1, a plan uses every device in so many
     stages, and `memory_bytes` is the share of each. A device holds `fixed_bytes` + microbatches in
-    flight · `activation_bytes` in the loop, and at most `outside_bytes` before and behind it.
+    flight · `activation_bytes` in the loop, and at most `outside_bytes` before and behind it; on
+    top of both `weight_bytes` for every older version of its weights, of which
+    `weight_ages(stages)` says how many each stage keeps.
     `least_bytes`: proven bounds of fixed and of activation bytes, where those above belong to one
     sharding and others may need less; None where the bytes above are the bounds."""
 
@@ -105,6 +116,8 @@ class StageProblem:
     stages_per_mesh: int = 1
     outside_bytes: np.ndarray | None = None
     least_bytes: tuple[np.ndarray, np.ndarray] | None = None
+    weight_ages: Callable[[int], tuple[int, ...]] | None = None
+    weight_bytes: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         shape = (self.num_layers + 1, self.num_layers + 1, len(self.configs))
@@ -158,18 +171,25 @@ class StageProblem:
         """Memory of a device of each config's group, `[C]`."""
         return np.array([self.memory_bytes[config.group] for config in self.configs], dtype=float)
 
-    def need_bytes(self, in_flight: float, where: tuple[int, ...] = ()) -> np.ndarray:
-        """Bytes of a device with so many microbatches in flight, `[L + 1, L + 1, C]`, or those of
-        the entry or row `where` of that."""
+    def need_bytes(self, copies: Copies, where: tuple[int, ...] = ()) -> np.ndarray:
+        """Bytes of a device that holds so many copies, `[L + 1, L + 1, C]`, or those of the entry
+        or row `where` of that."""
         # No microbatch is in flight before and behind the loop, so the two needs never add up.
-        need = self.fixed_bytes[where] + in_flight * self.activation_bytes[where]
-        outside = self.outside_bytes
-        return need if outside is None else np.maximum(need, outside[where])
+        need = self.fixed_bytes[where] + copies.in_flight * self.activation_bytes[where]
+        if self.outside_bytes is not None:
+            need = np.maximum(need, self.outside_bytes[where])
+        return need + self.version_bytes(copies.versions, where)
 
-    def fits(self, in_flight: float, start: int, end: int) -> np.ndarray:
+    def version_bytes(self, versions: int, where: tuple[int, ...] = ()) -> np.ndarray | float:
+        """Bytes of a device for so many older versions of weights, as `need_bytes`."""
+        if self.weight_bytes is None or not versions:
+            return 0.0
+        return versions * self.weight_bytes[where]
+
+    def fits(self, copies: Copies, start: int, end: int) -> np.ndarray:
         """The configs with which layers [start, end) have a finite time and enough memory for so
-        many microbatches, bool `[C]`."""
-        need = self.need_bytes(in_flight, (start, end))
+        many copies, bool `[C]`."""
+        need = self.need_bytes(copies, (start, end))
         return (need <= self.limit_bytes()) & np.isfinite(self.seconds[start, end])
 
     def shardable(self) -> np.ndarray:
@@ -212,18 +232,20 @@ def evaluate(problem: StageProblem, stages: Stages, status: str = "feasible") ->
     return StageSolution(stages, step, longest, total, status)
 
 
-def in_flight_counts(problem: StageProblem, num_stages: int) -> tuple[float, ...]:
-    """Microbatches in flight of each stage of a pipeline, the last stage first."""
+def held_copies(problem: StageProblem, num_stages: int) -> tuple[Copies, ...]:
+    """What each stage of a pipeline holds, the last stage first."""
+    ages = (0,) * num_stages if problem.weight_ages is None else problem.weight_ages(num_stages)
     return tuple(
-        problem.in_flight(s, num_stages, problem.num_microbatches) for s in range(1, num_stages + 1)
+        Copies(problem.in_flight(s, num_stages, problem.num_microbatches), ages[num_stages - s])
+        for s in range(1, num_stages + 1)
     )
 
 
 def stage_memory_bytes(problem: StageProblem, stages: Stages) -> tuple[float, ...]:
     """Bytes per device each stage of a plan needs under the problem's schedule."""
-    counts = in_flight_counts(problem, len(stages))[::-1]
+    copies = held_copies(problem, len(stages))[::-1]
     return tuple(
-        float(problem.need_bytes(count, stage)) for stage, count in zip(stages, counts, strict=True)
+        float(problem.need_bytes(held, stage)) for stage, held in zip(stages, copies, strict=True)
     )
 
 
@@ -239,13 +261,11 @@ def is_plan(problem: StageProblem, stages: Stages) -> bool:
     """Whether the stages cover all layers in order and all devices, and each has a finite time and
     enough memory."""
     ends = [0, *(end for _, end, _ in stages)]
-    counts = in_flight_counts(problem, len(stages))[::-1]
+    copies = held_copies(problem, len(stages))[::-1]
     return (
         [start for start, _, _ in stages] == ends[:-1]
         and ends[-1] == problem.num_layers
         and used_devices(problem, stages)
         == tuple(problem.stages_per_mesh * count for count in problem.num_devices)
-        and all(
-            problem.fits(count, i, j)[c] for (i, j, c), count in zip(stages, counts, strict=True)
-        )
+        and all(problem.fits(held, i, j)[c] for (i, j, c), held in zip(stages, copies, strict=True))
     )

@@ -20,7 +20,7 @@ from shardopt.solve.stages.stage_problem import (
     Stages,
     StageSolution,
     evaluate,
-    in_flight_counts,
+    held_copies,
 )
 from shardopt.support.errors import UserError
 
@@ -89,12 +89,12 @@ def _even_stages(problem: StageProblem, count: int, configs: Sequence[int]) -> S
         group for group, size in enumerate(problem.num_devices) for _ in range(size // devices)
     ]
     stages = []
-    for index, (group, in_flight) in enumerate(
-        zip(groups, in_flight_counts(problem, count)[::-1], strict=True)
+    for index, (group, copies) in enumerate(
+        zip(groups, held_copies(problem, count)[::-1], strict=True)
     ):
         start, end = index * per_stage, (index + 1) * per_stage
         # Memory is checked per place in the pipeline: the first stages hold the most microbatches.
-        fits = problem.fits(in_flight, start, end)
+        fits = problem.fits(copies, start, end)
         chosen = [
             c
             for c in configs

@@ -34,7 +34,7 @@ from shardopt.solve.stages.stage_problem import (
     Stages,
     StageSolution,
     evaluate,
-    in_flight_counts,
+    held_copies,
 )
 from shardopt.support.errors import UserError
 
@@ -101,9 +101,9 @@ def _lacking(problem: StageProblem, stages: Stages) -> float:
     """0 for a plan that fits; for each stage that does not, 1 and the logarithm of what it needs
     over what there is."""
     total = 0.0
-    for stage, in_flight in zip(stages, in_flight_counts(problem, len(stages))[::-1], strict=True):
+    for stage, copies in zip(stages, held_copies(problem, len(stages))[::-1], strict=True):
         config = problem.configs[stage[2]]
-        need = float(problem.need_bytes(in_flight, stage))
+        need = float(problem.need_bytes(copies, stage))
         limit = problem.memory_bytes[config.group]
         if need > limit:
             total += 1 + math.log(max(need / limit, 1)) if limit else 1

@@ -62,6 +62,7 @@ class CostArrays:
                 sums = self._least_seconds(c, last)[:, ends]
                 self.seconds[:, ends, c] = np.where(self.candidates[:, ends, c], sums, np.inf)
         self.fixed_bytes = interval_sums(self._held_bytes())
+        self.weight_bytes = None if problem.weight_ages is None else self._least_weight_bytes()
         self.activation_bytes = np.stack(
             [self._kept_bytes(c.recompute) / c.num_devices for c in problem.configs], axis=2
         )
@@ -104,6 +105,8 @@ class CostArrays:
             stages_per_mesh=problem.stages_per_mesh,
             outside_bytes=self.outside_bytes.copy(),
             least_bytes=self.least_bytes,
+            weight_ages=problem.weight_ages,
+            weight_bytes=None if self.weight_bytes is None else self.weight_bytes.copy(),
         )
 
     def _likely_forward_seconds(self) -> np.ndarray:
@@ -153,12 +156,27 @@ class CostArrays:
         """Bytes of a device that live all step with each layer, at least, `[configs, layers]`: of
         state and accumulators, which known methods split over some axes only, and of the rest."""
         rows, (state, others) = [], self._state_bytes()
-        for config, mesh in zip(self.problem.configs, self.meshes, strict=True):
-            ways = prod(map(mesh.axis_size, state_axes(config.method, mesh)))
+        for config, ways in zip(self.problem.configs, self._ways_of_state, strict=True):
             resting = self._moved_bytes[config.offload] / 2
             of_state, of_others = np.minimum(resting, state), (resting - state).clip(min=0)
             rows.append((state - of_state) / ways + (others - of_others) / config.num_devices)
         return np.array(rows)
+
+    @cached_property
+    def _ways_of_state(self) -> tuple[int, ...]:
+        """Over how many devices each config splits state at most."""
+        pairs = zip(self.problem.configs, self.meshes, strict=True)
+        return tuple(
+            prod(map(mesh.axis_size, state_axes(config.method, mesh))) for config, mesh in pairs
+        )
+
+    def _least_weight_bytes(self) -> np.ndarray:
+        """Bytes of a device for one older version of the weights of every interval, at least, `[L +
+        1, L + 1, C]`."""
+        layers = range(self.problem.num_layers)
+        parts = [self.layers.relaxed_layer(layer, False, "none").part for layer in layers]
+        whole = [sum(part.graph.tensors[t].size_bytes for t in part.weights) for part in parts]
+        return interval_sums(np.array(whole) / np.array(self._ways_of_state)[:, None])
 
     def _state_bytes(self) -> np.ndarray:
         """Bytes of whole tensors that live all step with each layer, `[2, layers]`: state and
@@ -278,13 +296,16 @@ class CostArrays:
         self._set_bytes(candidate, memory)
         self.level[candidate] = MEMORY
 
-    def fit(self, candidate: Candidate, in_flight: int) -> bool:
+    def fit(self, candidate: Candidate, in_flight: int, versions: int = 0) -> bool:
         """Whether a stage whose seconds and bytes are exact, and too many, can be sharded within
-        the limit after all; then they become those of that."""
+        the limit after all; then they become those of that. Older versions of weights get the room
+        that they take now."""
         c, limits = candidate[2], self.problem.memory_limit_bytes
         limit = limits[self.problem.configs[c].group] if limits else None
         part = self.part(candidate)
         least = (float(bound[candidate]) for bound in self.least_bytes)
+        if limit is not None and self.weight_bytes is not None:
+            limit -= int(versions * self.weight_bytes[candidate])
         if limit is None or next(least) + in_flight * next(least) > limit:
             return False
         within = self.cost_cache.fitted(part, self.meshes[c], self.sharders[c], limit, in_flight)
@@ -297,6 +318,8 @@ class CostArrays:
         self.fixed_bytes[candidate] = memory.fixed_bytes
         self.activation_bytes[candidate] = memory.activation_bytes
         self.outside_bytes[candidate] = memory.outside_bytes
+        if self.weight_bytes is not None:
+            self.weight_bytes[candidate] = memory.weight_bytes
         limits = self.problem.host_limit_bytes
         limit = limits[self.problem.configs[candidate[2]].group] if limits else None
         if limit is not None and memory.host_bytes > limit:
@@ -306,26 +329,27 @@ class CostArrays:
         """The memory of a stage, whose seconds become those of a leaner sharding where the shortest
         does not fit.
 
-        How many microbatches it will hold the plan decides; here as many as stages of its size
-        would stand behind it."""
+        How many microbatches it will hold the plan decides, and how many older versions of its
+        weights; here as many as with stages of its size behind it."""
         start, end, c = candidate
         limits = self.problem.memory_limit_bytes
         limit = limits[self.problem.configs[c].group] if limits else None
         # Rounded up: a stage more behind it is a microbatch more in flight.
         behind = -(-(self.problem.num_layers - end) // (end - start))
         in_flight = min(self.problem.num_microbatches, 1 + behind)
+        ages = self.problem.weight_ages
+        versions = ages(1 + behind)[0] if ages is not None else 0
         leanest = plain
         part, mesh = self.part(candidate), self.meshes[c]
         shortest = self.cost_cache.sharding(part, mesh, self.sharders[c])
         for strictness in STRICTNESS:
-            if limit is None or leanest.need(in_flight) <= limit:
+            if limit is None or leanest.need(in_flight, versions) <= limit:
                 break
-            sharder = LeanSharder(
-                shortest, strictness * sum(shortest.fragment_seconds) / limit, in_flight
-            )
+            byte_seconds = strictness * sum(shortest.fragment_seconds) / limit
+            sharder = LeanSharder(shortest, byte_seconds, in_flight, versions)
             sharding = self.cost_cache.sharding(part, mesh, sharder)
             memory = self.cost_cache.memory(part, mesh, sharder)
-            if memory.need(in_flight) < leanest.need(in_flight):
+            if memory.need(in_flight, versions) < leanest.need(in_flight, versions):
                 leanest = memory
                 self._set_seconds(candidate, part, sharding.fragment_seconds)
         return leanest

@@ -53,8 +53,8 @@ def fitted(
     for group, tensor in part.moves:
         seconds[group] += host_seconds(link, size_of(tensor))
     held = split_peak(facts, plan.live_bytes, in_flight, each)
-    on_host = sum(map(size_of, sorted(part.on_host)))
-    return Fitted(tuple(seconds), replace(held, host_bytes=on_host))
+    on_host, weights = (sum(map(size_of, sorted(some))) for some in (part.on_host, part.weights))
+    return Fitted(tuple(seconds), replace(held, host_bytes=on_host, weight_bytes=weights))
 
 
 def _size(part: StagePart, plan: IntraOpPlan, tensor: int) -> int:

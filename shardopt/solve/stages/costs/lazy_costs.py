@@ -29,7 +29,7 @@ from shardopt.solve.stages.stage_problem import (
     Stages,
     StageSolution,
     evaluate,
-    in_flight_counts,
+    held_copies,
     is_plan,
 )
 from shardopt.support.errors import UserError
@@ -117,12 +117,12 @@ class LazyStageCosts:
         """Shard those stages of the leanest plan within the memory that do not fit as they are,
         which takes longer and shows more; whether all of them do then."""
         problem = self.arrays.stage_problem(in_flight_of)
-        counts = in_flight_counts(problem, len(stages))[::-1]
+        copies = held_copies(problem, len(stages))[::-1]
         limits = problem.limit_bytes()
         return all(
-            self.arrays.fit(stage, ceil(count))
-            for stage, count in zip(stages, counts, strict=True)
-            if problem.need_bytes(count, stage) > limits[stage[2]]
+            self.arrays.fit(stage, ceil(held.in_flight), held.versions)
+            for stage, held in zip(stages, copies, strict=True)
+            if problem.need_bytes(held, stage) > limits[stage[2]]
         )
 
     def compute_all(self) -> None:

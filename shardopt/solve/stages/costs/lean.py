@@ -30,14 +30,17 @@ STRICTNESS = (1.0, 10.0)
 @dataclass(frozen=True)
 class LeanSharder:
     """Shortens a step plus `byte_seconds` times what a device holds where `plain`, the shortest
-    sharding, holds most with `in_flight` microbatches."""
+    sharding, holds most with `in_flight` microbatches, with older `versions` of its weights."""
 
     plain: PartSharding
     byte_seconds: float
     in_flight: int
+    versions: int = 0
 
     def content(self, part: StagePart) -> str:
-        return f"ilp {GAP} with {self.byte_seconds!r} seconds a byte, {self.in_flight} in flight"
+        older = f", {self.versions} older versions" * bool(self.versions)
+        cost = f"{self.byte_seconds!r} seconds a byte"
+        return f"ilp {GAP} with {cost}, {self.in_flight} in flight{older}"
 
     def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> PartSharding:
         classes = facts.classes
@@ -71,8 +74,10 @@ class LeanSharder:
             *((live, 1) for live in facts.lifetimes),
             *((live, self.in_flight - 1) for live in facts.further),
         ]
-        return [
+        held = [
             (live.tensor, count)
             for live, count in lives
             if count and live.start <= peak < live.stop
         ]
+        older = [(tensor, self.versions) for tensor in sorted(facts.part.weights)]
+        return held + older * bool(self.versions)

@@ -108,7 +108,11 @@ class ShardedPart:
 
     def host_bytes(self) -> int:
         """Bytes on the host for each device."""
-        return sum(map(self.bytes_of, sorted(self.facts.part.on_host)))
+        return self.sum_bytes(self.facts.part.on_host)
+
+    def sum_bytes(self, tensors: Iterable[int]) -> int:
+        """Bytes of a device of some tensors."""
+        return sum(map(self.bytes_of, sorted(tensors)))
 
     def further_bytes(self) -> int:
         """Bytes of a device that are held once more for every further microbatch in flight."""

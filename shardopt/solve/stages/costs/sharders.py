@@ -40,16 +40,19 @@ class PartSharding:
 @dataclass(frozen=True)
 class Memory:
     """Bytes of a device: it holds fixed + n · activation with n microbatches in flight, and
-    `outside_bytes` at most before and behind the loop. Its host holds `host_bytes` for it."""
+    `outside_bytes` at most before and behind the loop; on top of both `weight_bytes` for every
+    older version of its weights. Its host holds `host_bytes` for it."""
 
     fixed_bytes: int
     activation_bytes: int
     outside_bytes: int
     host_bytes: int = 0
+    weight_bytes: int = 0
 
-    def need(self, in_flight: int) -> int:
+    def need(self, in_flight: int, versions: int = 0) -> int:
         """The most that is held."""
-        return max(self.fixed_bytes + in_flight * self.activation_bytes, self.outside_bytes)
+        inside = self.fixed_bytes + in_flight * self.activation_bytes
+        return max(inside, self.outside_bytes) + versions * self.weight_bytes
 
 
 class Sharder(Protocol):
@@ -117,7 +120,9 @@ def memory_of(facts: PartFacts, tables: StrategyTables, sharding: PartSharding) 
     """What a device of the mesh of `tables` holds of a part that is sharded so."""
     sharded = ShardedPart(facts, tables, sharding.choice, sharding.transient)
     held = split_peak(facts, sharded.live_bytes(copies=True), 1, sharded.further_bytes())
-    return replace(held, host_bytes=sharded.host_bytes())
+    return replace(
+        held, host_bytes=sharded.host_bytes(), weight_bytes=sharded.sum_bytes(facts.part.weights)
+    )
 
 
 def split_peak(facts: PartFacts, live_bytes: np.ndarray, in_flight: int, each: int) -> Memory:

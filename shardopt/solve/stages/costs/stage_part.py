@@ -65,6 +65,21 @@ class StagePart:
         return Counter(replaced.get(tensor, tensor) for _, tensor in self.moves)
 
     @cached_property
+    def weights(self) -> frozenset[int]:
+        """The inputs of which schedules may keep older versions
+        (`shardopt.passes.stages.version_weights`): numbers that the loop reads, also through what
+        stands before it, and that something made behind it replaces."""
+        ops, (begin, stop) = self.graph.ops, self.loop
+        read = {tensor for op in ops[begin:stop] for tensor in op.operands}
+        for op in reversed(ops[:begin]):
+            if not read.isdisjoint(op.results):
+                read.update(op.operands)
+        made_inside = {result for op in ops[begin:stop] for result in op.results}
+        replaced = {a for a, b in self.tied if b not in made_inside}
+        weights = replaced & read & set(self.graph.inputs) - self.arrivals.keys()
+        return frozenset(t for t in weights if self.graph.tensors[t].is_float)
+
+    @cached_property
     def linear(self) -> tuple[Linear, ...]:
         """For each operation which values may be unreduced: none that leaves the stage."""
         return find_linear(self.graph, self.tied, self.sent)

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from shardopt.solve.stages.dp.recursion import PipelineSlot, Recursion, make_sizes
-from shardopt.solve.stages.dp.searches import CostTable, count_groups
-from shardopt.solve.stages.stage_problem import StageProblem, Stages, in_flight_counts
+from shardopt.solve.stages.dp.searches import CostTable, count_groups, levels_of
+from shardopt.solve.stages.stage_problem import Copies, StageProblem, Stages, held_copies
 from shardopt.support.counts import counted
 
 
@@ -64,28 +64,30 @@ def _enough(problem: StageProblem, plan: Stages, num_stages: int | None) -> str:
 
 def _most_missing(problem: StageProblem, plan: Stages) -> float:
     """Bytes that the most demanding stage of a plan lacks; 0 where it fits."""
-    in_flight = in_flight_counts(problem, len(plan))[::-1]
+    copies = held_copies(problem, len(plan))[::-1]
     limits = problem.limit_bytes()
     return max(
         0.0,
         *(
-            float(problem.need_bytes(count, stage)) - float(limits[stage[2]])
-            for stage, count in zip(plan, in_flight, strict=True)
+            float(problem.need_bytes(held, stage)) - float(limits[stage[2]])
+            for stage, held in zip(plan, copies, strict=True)
         ),
     )
 
 
 def what_is_missing(problem: StageProblem, plan: Stages) -> str:
     """What each stage of the leanest plan needs and lacks."""
-    in_flight = in_flight_counts(problem, len(plan))[::-1]
+    copies = held_copies(problem, len(plan))[::-1]
     over = []
-    for number, ((start, end, config), count) in enumerate(zip(plan, in_flight, strict=True)):
+    for number, ((start, end, config), held) in enumerate(zip(plan, copies, strict=True)):
         limit = problem.memory_bytes[problem.configs[config].group]
-        need = float(problem.need_bytes(count, (start, end, config)))
+        need = float(problem.need_bytes(held, (start, end, config)))
+        older = f", {counted(held.versions, 'older version')} of weights" * bool(held.versions)
         if need > limit:
             over.append(
-                f"stage {number} (layers {start}-{end - 1} on {problem.configs[config]}, {count:g} "
-                f"in flight) needs {_size(need)} and lacks {_size(need - limit)}"
+                f"stage {number} (layers {start}-{end - 1} on {problem.configs[config]}, "
+                f"{held.in_flight:g} in flight{older}) needs {_size(need)} and lacks "
+                f"{_size(need - limit)}"
             )
     return f"in the leanest, with {counted(len(plan), 'stage')}, {', '.join(over)}"
 
@@ -118,8 +120,8 @@ def _leanest(
     bytes; any plan without memory."""
     sizes, size_of = make_sizes(problem)
     plans = []
-    for in_flight, counts in count_groups(problem, num_stages):
-        levels, level_of = np.unique(in_flight, return_inverse=True)
+    for copies, counts in count_groups(problem, num_stages):
+        levels, level_of = levels_of(copies)
         lacking = [
             allowed + (_lack_bytes(problem, level) if with_memory else 0.0) for level in levels
         ]
@@ -141,9 +143,9 @@ def _leanest(
     return min(plans, key=lambda plan: plan[0])[1] if plans else None
 
 
-def _lack_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
+def _lack_bytes(problem: StageProblem, copies: Copies) -> np.ndarray:
     """How many bytes are missing, `[L + 1, L + 1, C]`."""
-    return np.maximum(problem.need_bytes(in_flight) - problem.limit_bytes(), 0.0)
+    return np.maximum(problem.need_bytes(copies) - problem.limit_bytes(), 0.0)
 
 
 def _least_maximum(recursion: Recursion) -> tuple[float, tuple[PipelineSlot, ...]]:

@@ -3,7 +3,7 @@ place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -13,10 +13,11 @@ import numpy as np
 
 from shardopt.solve.stages.dp.recursion import PipelineSlot, Recursion, candidates_of, make_sizes
 from shardopt.solve.stages.stage_problem import (
+    Copies,
     StageProblem,
     StageSolution,
     evaluate,
-    in_flight_counts,
+    held_copies,
 )
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ class Search:
         stages is not allowed."""
         if not self.recursion.states.open and len(slots) not in self.recursion.answers:
             return None
-        in_flight = in_flight_counts(self.problem, len(slots))[::-1]
+        copies = held_copies(self.problem, len(slots))[::-1]
         stages = []
-        for (start, end, size), count in zip(slots, in_flight, strict=True):
-            fits = self.problem.fits(count, start, end) & (self.size_of == size)
+        for (start, end, size), held in zip(slots, copies, strict=True):
+            fits = self.problem.fits(held, start, end) & (self.size_of == size)
             if not fits.any():
                 return None
             seconds = np.where(fits, self.problem.seconds[start, end], np.inf)
@@ -50,17 +51,23 @@ class Search:
 
 def count_groups(
     problem: StageProblem, num_stages: int | None
-) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
-    """(microbatches in flight by stage from the end, numbers of stages it holds for): one group for
-    all numbers of stages if a stage's count does not depend on how many stages come before it, as
-    in 1F1B, else one for each."""
+) -> Iterator[tuple[tuple[Copies, ...], tuple[int, ...]]]:
+    """(what is held by stage from the end, numbers of stages it holds for): one group for all
+    numbers of stages if what a stage holds does not depend on how many stages come before it, as in
+    1F1B, else one for each."""
     counts = (num_stages,) if num_stages is not None else tuple(range(1, problem.most_stages + 1))
-    in_flight = {n: np.array(in_flight_counts(problem, n), dtype=float) for n in counts}
-    longest = in_flight[counts[-1]]
-    if all(np.array_equal(in_flight[n], longest[:n]) for n in counts):
+    copies = {n: held_copies(problem, n) for n in counts}
+    longest = copies[counts[-1]]
+    if all(copies[n] == longest[:n] for n in counts):
         yield longest, counts
     else:
-        yield from ((in_flight[n], (n,)) for n in counts)
+        yield from ((copies[n], (n,)) for n in counts)
+
+
+def levels_of(copies: Sequence[Copies]) -> tuple[tuple[Copies, ...], np.ndarray]:
+    """What differs of that, rising, and the number of each stage among it."""
+    levels = sorted(set(copies))
+    return tuple(levels), np.array([levels.index(held) for held in copies])
 
 
 class SearchTables:
@@ -112,7 +119,7 @@ class SearchTables:
         """Costs of the stages that fit, by level."""
         if group not in self._tables:
             # 1F1B repeats its last count.
-            levels, level_of = np.unique(self._groups[group][0], return_inverse=True)
+            levels, level_of = levels_of(self._groups[group][0])
             costs = self._costs(levels)
             both, longer = self.problem.cut_seconds()[:, :, None, None]
             self._tables[group] = CostTable(
@@ -120,19 +127,26 @@ class SearchTables:
             )
         return self._tables[group]
 
-    def _costs(self, levels: np.ndarray) -> np.ndarray:
+    def _costs(self, levels: Sequence[Copies]) -> np.ndarray:
         from shardopt.solve.stages.dp.kernels import cheapest_by_size
 
         problem = self.problem
-        limits, possible = problem.limit_bytes(), problem.seconds
-        # What exceeds the memory outside the loop does so with any number of microbatches in
-        # flight, so the kernel does not need to know.
-        if problem.outside_bytes is not None:
-            possible = np.where(problem.outside_bytes <= limits, possible, np.inf)
-        arrays = (possible, problem.fixed_bytes, problem.activation_bytes)
-        seconds, fixed, activation = (np.ascontiguousarray(each, dtype=float) for each in arrays)
+        limits = problem.limit_bytes()
         costs = np.empty((len(levels), *problem.seconds.shape[:2], len(self.sizes.offset)))
-        cheapest_by_size(seconds, fixed, activation, limits, self.size_of, levels, costs)
+        for versions in sorted({held.versions for held in levels}):
+            older = problem.version_bytes(versions)
+            possible = problem.seconds
+            # What exceeds the memory outside the loop does so with any number of microbatches in
+            # flight, so the kernel does not need to know.
+            if problem.outside_bytes is not None:
+                possible = np.where(problem.outside_bytes + older <= limits, possible, np.inf)
+            arrays = (possible, problem.fixed_bytes + older, problem.activation_bytes)
+            seconds, fixed, kept = (np.ascontiguousarray(each, dtype=float) for each in arrays)
+            rows = [row for row, held in enumerate(levels) if held.versions == versions]
+            in_flight = np.array([levels[row].in_flight for row in rows])
+            each = np.empty((len(rows), *costs.shape[1:]))
+            cheapest_by_size(seconds, fixed, kept, limits, self.size_of, in_flight, each)
+            costs[rows] = each
         return costs
 
 

@@ -28,7 +28,7 @@ from shardopt.solve.stages.stage_problem import (
     Stages,
     StageSolution,
     evaluate,
-    in_flight_counts,
+    held_copies,
 )
 from shardopt.support.errors import UserError
 
@@ -217,7 +217,7 @@ def _table(
 ) -> np.ndarray:
     """Seconds of every interval and config as the k-th stage, inf where it may not be: `[L + 1, L +
     1, O]`."""
-    in_flight = in_flight_counts(problem, count)[::-1][k]
+    copies = held_copies(problem, count)[::-1][k]
     modes = {config.recompute for config in problem.configs}
     offloads = {config.offload for config in problem.configs}
     configs = np.array(
@@ -232,7 +232,7 @@ def _table(
     for start in range(problem.num_layers):
         for end in range(start + 1, problem.num_layers + 1):
             if allows_layers(stage, start, end):
-                fits = problem.fits(in_flight, start, end) & configs
+                fits = problem.fits(copies, start, end) & configs
                 table[start, end] = np.where(fits, problem.seconds[start, end], np.inf)
     return table
 

@@ -39,7 +39,7 @@ from shardopt.solve.stages.stage_problem import (
     StageProblem,
     StageSolution,
     evaluate,
-    in_flight_counts,
+    held_copies,
 )
 from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
@@ -132,7 +132,7 @@ def _alike(configs: Sequence[StageConfig], num_devices: int) -> Iterator[tuple[i
 def _solve(problem: StageProblem, num_stages: int, configs: tuple[int, ...]) -> StageSolution:
     """The stage DP over some configs, every device counted once for each of its stages."""
     each, chosen = problem.stages_per_mesh, list(configs)
-    counts = in_flight_counts(problem, num_stages)
+    counts = [held.in_flight for held in held_copies(problem, num_stages)]
 
     def in_flight(stage_from_end: int, number: int, microbatches: int) -> float:
         return counts[stage_from_end - 1]

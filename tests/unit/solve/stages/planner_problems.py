@@ -18,7 +18,7 @@ from shardopt.solve.stages.stage_problem import (
     Stages,
     evaluate,
     gpipe_in_flight,
-    in_flight_counts,
+    held_copies,
     one_f_one_b_in_flight,
     stage_configs,
 )
@@ -45,10 +45,10 @@ def all_plans(
 
 
 def fits(problem: StageProblem, stages: Stages) -> bool:
-    in_flight = in_flight_counts(problem, len(stages))[::-1]
+    copies = held_copies(problem, len(stages))[::-1]
     return all(
-        problem.fits(count, start, end)[o]
-        for (start, end, o), count in zip(stages, in_flight, strict=True)
+        problem.fits(held, start, end)[o]
+        for (start, end, o), held in zip(stages, copies, strict=True)
     )
 
 

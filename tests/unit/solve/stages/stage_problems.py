@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from shardopt.hardware.cluster import Submesh
+from shardopt.schedule.builders.pipedream import pipedream_2bw_ages, pipedream_ages
 from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageConfig,
@@ -52,6 +54,12 @@ def all_plans(problem: StageProblem, num_stages: int | None = None) -> Iterator[
         counts = [
             problem.in_flight(count - k, count, problem.num_microbatches) for k in range(count)
         ]
+        ages = problem.weight_ages(count) if problem.weight_ages is not None else (0,) * count
+        weights = (
+            problem.weight_bytes
+            if problem.weight_bytes is not None
+            else np.zeros_like(problem.seconds)
+        )
         for inner in itertools.combinations(range(1, layers), count - 1):
             pairs = list(itertools.pairwise((0, *inner, layers)))
             for chosen in itertools.product(range(len(problem.configs)), repeat=count):
@@ -59,9 +67,11 @@ def all_plans(problem: StageProblem, num_stages: int | None = None) -> Iterator[
                 for o in chosen:
                     used[problem.configs[o].group] += problem.configs[o].num_devices
                 if tuple(used) == problem.num_devices and all(
-                    problem.fixed_bytes[i, j, o] + n * problem.activation_bytes[i, j, o]
+                    problem.fixed_bytes[i, j, o]
+                    + n * problem.activation_bytes[i, j, o]
+                    + age * weights[i, j, o]
                     <= problem.memory_bytes[problem.configs[o].group]
-                    for (i, j), o, n in zip(pairs, chosen, counts, strict=True)
+                    for (i, j), o, n, age in zip(pairs, chosen, counts, ages, strict=True)
                 ):
                     yield tuple((i, j, o) for (i, j), o in zip(pairs, chosen, strict=True))
 
@@ -113,7 +123,7 @@ SCHEDULES: tuple[InFlight, ...] = (
 
 def random_problem(seed: int) -> tuple[StageProblem, int | None]:
     """Up to four layers, three sizes in up to two host groups, variants, transfers, any schedule,
-    infeasible stages."""
+    also with older versions of weights, infeasible stages."""
     rng = np.random.default_rng(seed)
     groups, layers = int(rng.choice([1, 1, 2])), int(rng.integers(1, 5))
     devices = tuple(int(rng.integers(1, 6 if groups == 1 else 4)) for _ in range(groups))
@@ -144,5 +154,9 @@ def random_problem(seed: int) -> tuple[StageProblem, int | None]:
         transfer_seconds=rng.uniform(0, 2, (2, layers + 1)) if rng.random() < 0.5 else None,
         in_flight=SCHEDULES[int(rng.integers(len(SCHEDULES)))],
     )
+    if problem.in_flight is one_f_one_b_in_flight and seed % 2:
+        ages = (pipedream_ages, pipedream_2bw_ages)[seed // 2 % 2]
+        weights = np.random.default_rng(seed).integers(0, 2, shape).astype(float)
+        problem = replace(problem, weight_ages=ages, weight_bytes=weights)
     forced = int(rng.integers(1, problem.most_stages + 1)) if rng.random() < 0.3 else None
     return problem, forced

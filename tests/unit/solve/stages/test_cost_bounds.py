@@ -46,7 +46,7 @@ from shardopt.solve.stages.costs.cost_arrays import (
 )
 from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.recomputation import can_recompute
-from shardopt.solve.stages.stage_problem import stage_configs
+from shardopt.solve.stages.stage_problem import Copies, stage_configs
 from shardopt.solve.stages.step_graph import StepGraph
 from shardopt.support.errors import UserError
 
@@ -86,7 +86,7 @@ def check_bounds(problem: CandidateProblem, candidate: Candidate, in_flight: int
     while arrays.level[candidate] < MEMORY:
         arrays.refine([candidate])
     costs = arrays.stage_problem(lambda *_: in_flight)
-    assert float(costs.need_bytes(in_flight, candidate)) >= least
+    assert float(costs.need_bytes(Copies(in_flight), candidate)) >= least
     assert problem.num_microbatches * float(costs.seconds[candidate]) >= seconds * (1 - 1e-9)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from shardopt.cost.transfers import messages_seconds
 from shardopt.graph.recomputed_units import searched_modes
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster, with_overlap
+from shardopt.schedule.builders.pipedream import pipedream_2bw_ages, pipedream_ages
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.intra_op.lifetimes import live_bytes
 from shardopt.solve.sharding.intra_op.overlap import LEAST_SHARE
@@ -38,10 +40,11 @@ from shardopt.solve.stages.stage_problem import (
     Stages,
     StageSolution,
     evaluate,
-    in_flight_counts,
+    held_copies,
     is_plan,
     one_f_one_b_in_flight,
     stage_configs,
+    stage_memory_bytes,
 )
 from shardopt.solve.stages.step_graph import StepGraph
 
@@ -161,6 +164,28 @@ def test_equal_intervals_are_solved_once(exact_costs: tuple[LazyStageCosts, Stag
     assert len({cut_part(chain(), k, k + 1).key for k in range(4)}) == 3
     np.testing.assert_array_equal(stages.seconds[1, 2], stages.seconds[2, 3])
     np.testing.assert_array_equal(stages.fixed_bytes[1, 2], stages.fixed_bytes[2, 3])
+
+
+@pytest.mark.parametrize("ages", [pipedream_ages, pipedream_2bw_ages])
+def test_older_versions_of_weights_take_memory(
+    ages: Callable[[int], tuple[int, ...]], exact_costs: tuple[LazyStageCosts, StageProblem]
+) -> None:
+    """On one device as much as the weights of a stage, for every version; the gradients' sums have
+    none. Everything else is as without."""
+    candidates = replace(problem(), weight_ages=ages)
+    lazy, (_, plain) = LazyStageCosts(candidates), exact_costs
+    least = lazy.problem(one_f_one_b_in_flight).weight_bytes
+    lazy.compute_all()
+    known = lazy.problem(one_f_one_b_in_flight)
+    assert least is not None and known.weight_bytes is not None
+    assert (least <= known.weight_bytes + 1e-9)[lazy.arrays.candidates].all()
+    np.testing.assert_array_equal(known.seconds, plain.seconds)
+    single = next(c for c, config in enumerate(known.configs) if config.num_devices == 1)
+    for start, end in ((0, 1), (1, 2)):
+        assert known.weight_bytes[start, end, single] == BYTES * (end - start)
+    stages = tuple((k, k + 1, single) for k in range(4))
+    more = np.subtract(stage_memory_bytes(known, stages), stage_memory_bytes(plain, stages))
+    assert more.tolist() == [BYTES * age for age in ages(4)]
 
 
 def test_bytes_are_weights_sums_and_what_the_backward_needs() -> None:
@@ -409,10 +434,10 @@ def test_a_search_without_a_plan_ends_with_the_leanest(
     _, everything = exact(problem())
     leanest = leanest_plan(replace(everything, memory_bytes=(0.0,)), None)
     assert leanest is not None
-    counts = in_flight_counts(everything, len(leanest))[::-1]
+    copies = held_copies(everything, len(leanest))[::-1]
     needs = [
-        float(everything.need_bytes(count, stage))
-        for stage, count in zip(leanest, counts, strict=True)
+        float(everything.need_bytes(held, stage))
+        for stage, held in zip(leanest, copies, strict=True)
     ]
     largest = solve_stages(everything, 1).stages
     monkeypatch.setattr(lazy_costs, "MOST_WITHOUT_PLAN", 1)
