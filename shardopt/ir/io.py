@@ -3,7 +3,8 @@ files are read.
 
 Reading looks at the first bytes before any parser runs, because jaxlib's readers are made for
 trusted input: text, a truncated file and a foreign format are diagnosed, while flipped bits inside
-bytecode may still abort the process (`shardopt.tools.supervisor` lets the tools survive that).
+bytecode may still abort the process. So another process reads a binary file first
+(`shardopt.ir.trial`), unless this one is supervised (`shardopt.tools.supervisor`).
 Writing is atomic: the target either keeps its old content or has the whole new module."""
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from shardopt.ir.formats import STDIO, decoded, exported_module, format_of, read
 from shardopt.ir.native import verify
 from shardopt.ir.printing import PLAIN, PrintStyle
 from shardopt.ir.rewriting import copy_of
+from shardopt.ir.trial import check_readable
 from shardopt.support.errors import UserError
 from shardopt.support.suggestions import unknown_name
 
@@ -74,13 +76,16 @@ def load_module(
     name: str = "",
     handler: Handler | None = None,
 ) -> ir.Module:
-    """Read a module from a path, from stdin (`"-"`), or from bytes, and verify it.
+    """Read a module from a path, from stdin (`"-"`), or from bytes, and verify it. Bytes are those
+    that this process made or has tried (`check_readable`).
 
     `name` stands for the source in messages; by default its path. Warnings go to `handler`. Raises
     DiagnosedError (file:line:column) for a module that does not parse or verify, and UserError for
     a file that cannot be read or holds something else."""
     data = source if isinstance(source, bytes) else read_source(source)
     name = name or (BUFFER_NAME if isinstance(source, bytes) else os.fspath(source))
+    if not isinstance(source, bytes):
+        check_readable(data, name)
     try:
         with native_errors_raised(context, handler, also=ValueError):
             return _parse(data, source, context, name)

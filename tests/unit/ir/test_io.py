@@ -91,6 +91,13 @@ def test_bytecode_keeps_locations(context: ir.Context, tmp_path: Path) -> None:
     assert position_of(again.body.operations[0]) == Position(str(path), 2, 3)
 
 
+def test_another_process_reads_a_binary_file_first(context: ir.Context) -> None:
+    """C++ ends the process that reads this one."""
+    path = Path(__file__).parents[2] / "lit" / "tools" / "Inputs" / "aborting.mlirbc"
+    with pytest.raises(UserError, match=r"aborting\.mlirbc: not a readable module"):
+        load_module(path, context)
+
+
 @pytest.mark.parametrize(
     ("location", "expected"),
     [

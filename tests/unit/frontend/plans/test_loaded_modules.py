@@ -13,6 +13,7 @@ import pytest
 from shardopt.frontend.planning.make_plan import make_plan
 from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.ir import io
+from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.io import module_bytecode
 from shardopt.support.errors import UserError
 
@@ -93,6 +94,10 @@ def test_a_changed_plan_is_read_by_another_process_first(tmp_path: Path) -> None
     (folder / "module.mlirbc").write_bytes(DAMAGED.read_bytes())
     with pytest.raises(UserError, match=r"module\.mlirbc: not a readable module"):
         Plan.load(folder)
+    for text, fault in ((b"", "@main"), (MODEL.read_bytes(), "topology")):
+        (folder / "module.mlirbc").write_bytes(text)
+        with pytest.raises(DiagnosedError, match=fault):
+            Plan.load(folder)
 
 
 def test_readers_leave_the_modules_as_they_are(tmp_path: Path) -> None:
