@@ -32,6 +32,15 @@ def argument_attributes(func: ir.Operation) -> list[ir.DictAttr]:
     return [ir.DictAttr(attr) for attr in ir.ArrayAttr(func.attributes["arg_attrs"])]
 
 
+def is_donated(attributes: Mapping[str, ir.Attribute]) -> bool:
+    """Whether an argument with these attributes gives its buffer away."""
+    if ALIASING_OUTPUT in attributes:
+        return True
+    # as XLA reads it: nothing else than `true` offers the buffer
+    offered = attributes.get(BUFFER_DONOR)
+    return isinstance(offered, ir.BoolAttr) and offered.value
+
+
 def read_donation(func: ir.Operation) -> dict[int, int]:
     """argument -> the result that replaces it, for every donated argument that has one."""
     type_ = ir.FunctionType(ir.TypeAttr(func.attributes["function_type"]).value)
@@ -44,7 +53,7 @@ def read_donation(func: ir.Operation) -> dict[int, int]:
     taken = set(pairs.values())
     free = [result for result in range(len(type_.results)) if result not in taken]
     for index, attrs in enumerate(attributes):
-        if BUFFER_DONOR not in attrs or index in pairs:
+        if index in pairs or not is_donated(entries(attrs)):
             continue
         buffer = _buffer(type_.inputs[index])
         result = next((r for r in free if _buffer(type_.results[r]) == buffer), None)
@@ -61,6 +70,11 @@ def donation_faults(func: ir.Operation) -> Iterator[str]:
     inputs, results = type_.inputs, type_.results
     taken: dict[int, int] = {}
     for number, attributes in enumerate(argument_attributes(func)):
+        if BUFFER_DONOR in attributes and not isinstance(attributes[BUFFER_DONOR], ir.BoolAttr):
+            yield (
+                f"argument {number}: expected true or false in '{BUFFER_DONOR}', found "
+                f"{attributes[BUFFER_DONOR]}"
+            )
         for key, verb in ((ALIASING_OUTPUT, "aliases"), (REPLACED_BY, "is replaced by")):
             if key not in attributes:
                 continue
@@ -170,13 +184,13 @@ def write_replacements(func: ir.Operation, pairs: Mapping[int, int]) -> None:
     rows = []
     for index, attributes in enumerate(argument_attributes(func)):
         row = entries(attributes)
-        is_donated = ALIASING_OUTPUT in row or BUFFER_DONOR in row
+        gives = is_donated(row)
         kept = {name: row[name] for name in row if name not in (ALIASING_OUTPUT, BUFFER_DONOR)}
         if index in pairs:
-            kept[ALIASING_OUTPUT if is_donated else REPLACED_BY] = i32(pairs[index])
+            kept[ALIASING_OUTPUT if gives else REPLACED_BY] = i32(pairs[index])
         elif index in donated and donated[index] not in taken:
             kept[ALIASING_OUTPUT] = i32(donated[index])
-        elif is_donated:
+        elif gives:
             kept[BUFFER_DONOR] = ir.BoolAttr.get(True)
         rows.append(ir.DictAttr.get(kept))
     func.attributes["arg_attrs"] = ir.ArrayAttr.get(rows)

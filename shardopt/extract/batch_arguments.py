@@ -13,7 +13,8 @@ from functools import cached_property
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, argument_attributes
+from shardopt.dialect.attributes import entries
+from shardopt.dialect.donation import argument_attributes, is_donated
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.extract.op_graph import read_tensor
 from shardopt.graph.op_graph import Tensor
@@ -170,9 +171,7 @@ def brought(main: ir.Operation) -> list[int]:
     """Arguments with dimensions that the caller brings anew in each step: those that are not
     donated, and no raw random keys."""
     arguments = main.regions[0].blocks[0].arguments
-    donated = [
-        ALIASING_OUTPUT in attrs or BUFFER_DONOR in attrs for attrs in argument_attributes(main)
-    ]
+    donated = [is_donated(entries(row)) for row in argument_attributes(main)]
     return [
         k
         for k, value in enumerate(arguments)

@@ -28,9 +28,8 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from shardopt.dialect.donation import (
-    ALIASING_OUTPUT,
-    BUFFER_DONOR,
     VERSION_OF,
+    is_donated,
     read_donation,
     read_on_host,
 )
@@ -148,9 +147,7 @@ def attribute_dicts(function: ir.Operation, which: str) -> list[dict[str, ir.Att
 def donated_arguments(function: ir.Operation) -> tuple[int, ...]:
     """The arguments whose buffers a stage function consumes."""
     rows = attribute_dicts(function, "arg_attrs")
-    return tuple(
-        number for number, row in enumerate(rows) if ALIASING_OUTPUT in row or BUFFER_DONOR in row
-    )
+    return tuple(number for number, row in enumerate(rows) if is_donated(row))
 
 
 def read_steps(transfer: ir.Operation, rank: int) -> tuple[ReshardStep, ...] | None:

@@ -236,24 +236,6 @@ def _summary(module: ir.Module) -> PlanSummary:
         raise DiagnosedError(*faults) from error
 
 
-def _summary(module: ir.Module) -> PlanSummary:
-    """Of what a plan directory holds. Raises UserError with all faults of a module that nobody can
-    execute."""
-    from shardopt.forms.exported_verify import verify_exported
-    from shardopt.ir.diagnostics import DiagnosedError, diagnostic
-    from shardopt.report.plan_summary import summarize
-
-    try:
-        return summarize(module)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        faults = verify_exported(module)
-        if not faults:
-            raise
-        raise DiagnosedError(
-            *(diagnostic("error", where, fault) for where, fault in faults)
-        ) from error
-
-
 def simulate_module(module: ir.Module) -> SimulationResult:
     """The step of a module behind the schedule phase. Raises UserError for another form."""
     from shardopt.dialect.mpmd import read_topology

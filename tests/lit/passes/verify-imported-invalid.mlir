@@ -2,6 +2,7 @@
 // RUN: not shardopt-opt %t/declared.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/declared.mlir
 // RUN: not shardopt-opt %t/results.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/results.mlir
 // RUN: not shardopt-opt %t/alias.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/alias.mlir
+// RUN: not shardopt-opt %t/donor.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/donor.mlir
 // RUN: not shardopt-opt %t/call.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/call.mlir
 // RUN: not shardopt-opt %t/no-main.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/no-main.mlir
 // RUN: not shardopt-opt %t/private.mlir --shardopt-verify-imported 2>&1 | FileCheck %t/private.mlir
@@ -86,6 +87,13 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 // CHECK: note: argument 5 is replaced by result -1, but there are 1 results
 // CHECK-NOT: note: argument
 func.func @main(%x: tensor<4xf32> {tf.aliasing_output = 0 : i32}, %y: tensor<4xf32> {tf.aliasing_output = 0 : i32}, %z: tensor<4xf32> {tf.aliasing_output = 9 : i32}, %a: tensor<4xf32> {tf.aliasing_output = "0"}, %b: tensor<2xf32> {shardopt.replaced_by = 0 : i32}, %c: tensor<4xf32> {shardopt.replaced_by = -1 : i32}) -> tensor<4xf32> {
+  return %x : tensor<4xf32>
+}
+
+//--- donor.mlir
+// CHECK: donor.mlir:[[@LINE+2]]:1: error: argument 1: expected true or false in 'jax.buffer_donor', found 7 : i32
+// CHECK-NOT: note: argument
+func.func @main(%x: tensor<4xf32> {jax.buffer_donor = false}, %y: tensor<4xf32> {jax.buffer_donor = 7 : i32}) -> tensor<4xf32> {
   return %x : tensor<4xf32>
 }
 

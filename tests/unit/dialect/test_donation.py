@@ -33,6 +33,7 @@ BIG = "tensor<4xf32>"
         # A buffer without a result to take its place is offered in vain.
         (f"{BIG} {{{DONOR}}}", SMALL, {}),
         (f"{SMALL} {{{DONOR}}}, {SMALL} {{{DONOR}}}", SMALL, {0: 0}),
+        (f"{SMALL} {{jax.buffer_donor = false}}, {SMALL} {{{DONOR}}}", SMALL, {1: 0}),
     ],
 )
 def test_read_donation(arguments: str, results: str, expected: dict[int, int]) -> None:
