@@ -3,8 +3,12 @@ says."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+import benchmarks.alpa
 from benchmarks.alpa.methods import METHODS, options
 from benchmarks.alpa.one import measured
 from benchmarks.alpa.published import OUT_OF_MEMORY, published
@@ -21,6 +25,19 @@ _MEASURED = {
     "wresnet-4b": 77.785,
     "wresnet-13b": 437.9,
 }
+
+
+def test_plans_of_equal_stages_are_never_ahead_of_the_planner() -> None:
+    """In no cell of the page, each of which has a plan and its simulated step."""
+    results = json.loads((Path(benchmarks.alpa.__file__).parent / "results.json").read_text())
+    compared = 0
+    for key, cell in results.items():
+        name, method = key.split("/")[:2]
+        planner = results[f"{name}/shardopt"].get("seconds")
+        if method in ("equal-layer", "equal-op") and cell.get("seconds") is not None:
+            assert planner is not None and planner <= cell["seconds"] * (1 + 1e-9), key
+            compared += 1
+    assert compared >= 10
 
 
 @pytest.mark.parametrize("name", _MEASURED)
