@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import gcd, lcm
 
 from benchmarks.alpa.specs import Case
 from shardopt.frontend.plans.plan import PlanOptions
@@ -62,9 +63,10 @@ def options(
 
 def _layers(case: Case, method: str) -> int:
     """Stages of one device each get equally many layers, and two at least: of a Wide-ResNet stages
-    compute a layer again at a time, with one layer a stage all of it at once."""
-    return (
-        case.devices * max(-(-case.layers // case.devices), 2)
-        if method == "inter-only"
-        else case.layers
-    )
+    compute a layer again at a time, with one layer a stage all of it at once. Megatron-LM divides
+    blocks among stages: any number of stages that divides blocks and devices divides the layers."""
+    if method == "inter-only":
+        return case.devices * max(-(-case.layers // case.devices), 2)
+    if method == "megatron":
+        return lcm(case.layers, gcd(case.spec.layers, case.devices))
+    return case.layers

@@ -102,3 +102,15 @@ def test_what_does_not_fit_is_said_and_kept_apart_from_what_was_not_run() -> Non
     assert drawn.count("<rect") == 2 + 2 + 6
     assert drawn.count("fill-opacity") == 1, "what is older is pale"
     assert drawn.count(">×</text>") == 1, "a plan that was not found in time is none that fails"
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.family == "gpt"], ids=lambda case: case.name
+)
+def test_the_grid_of_megatron_has_every_number_of_stages(case: Case) -> None:
+    """That blocks and devices can be divided by: stages get equally many blocks."""
+    layers = options(case, "megatron").layers
+    assert isinstance(layers, int) and case.spec.layers % layers == 0
+    for stages in range(1, case.devices + 1):
+        if case.spec.layers % stages == 0 and case.devices % stages == 0:
+            assert layers % stages == 0
