@@ -39,7 +39,7 @@ class ManualRegion:
         names = matching_axes(self.axes, mesh)
         if names is None:
             return None
-        manual = tuple(names[axis] for axis in self.manual if axis in names)
+        manual = tuple(own for axis in self.manual for own in names.get(axis, ()))
         operands, results = (
             tuple(_renamed(sharding, names) for sharding in side)
             for side in (self.operands, self.results)
@@ -47,9 +47,11 @@ class ManualRegion:
         return ManualRegion(mesh.axes, manual, operands, results)
 
 
-def _renamed(sharding: Sharding, names: dict[str, str]) -> Sharding:
-    """With other names of axes; those without one have a single device."""
-    return Sharding(tuple(tuple(names[a] for a in dim if a in names) for dim in sharding.dims))
+def _renamed(sharding: Sharding, names: dict[str, tuple[str, ...]]) -> Sharding:
+    """With other axes; those without one have a single device."""
+    return Sharding(
+        tuple(tuple(own for a in dim for own in names.get(a, ())) for dim in sharding.dims)
+    )
 
 
 def read_region(op: ir.Operation) -> ManualRegion:

@@ -219,13 +219,25 @@ def _braced(axes: tuple[str, ...]) -> str:
     return "{" + ", ".join(f'"{axis}"' for axis in axes) + "}"
 
 
-def matching_axes(axes: Sequence[tuple[str, int]], mesh: Mesh) -> dict[str, str] | None:
+def matching_axes(axes: Sequence[tuple[str, int]], mesh: Mesh) -> dict[str, tuple[str, ...]] | None:
     """The axes of `mesh` in the place of `axes` (name, size) of another mesh of the same devices:
-    those of more than one device, in order. None where their sizes differ."""
-    ours, theirs = ([axis for axis in each if axis[1] > 1] for each in (mesh.axes, axes))
-    if [size for _, size in ours] != [size for _, size in theirs]:
-        return None
-    return {old: new for (old, _), (new, _) in zip(theirs, ours, strict=True)}
+    those of more than one device, in order, and several for one where their sizes make up its
+    size. None where they do not."""
+    ours = iter([axis for axis in mesh.axes if axis[1] > 1])
+    matched: dict[str, tuple[str, ...]] = {}
+    for name, size in axes:
+        taken, count = list[str](), 1
+        while count < size:
+            own, own_size = next(ours, ("", 0))
+            if not own_size:
+                return None
+            taken.append(own)
+            count *= own_size
+        if count != size:
+            return None
+        if taken:
+            matched[name] = tuple(taken)
+    return matched if next(ours, None) is None else None
 
 
 _AXIS = re.compile(r"(?P<name>[A-Za-z_]\w*):(?P<size>[1-9]\d*)")

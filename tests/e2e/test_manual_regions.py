@@ -94,6 +94,13 @@ def partly_manual(use_block: bool) -> Callable[..., Any]:
     return lambda w1, w2, x: jnp.sum(block(jnp.tanh(x @ w1), w2), axis=0)
 
 
+def over_all_devices(use_block: bool) -> Callable[..., Any]:
+    """Rows over both axes at once, and nothing else that tells one axis from the other."""
+    rows = P(("data", "model"))
+    block: Any = sharded(lambda a: a - 1, rows, rows) if use_block else lambda a: a - 1
+    return lambda w1, w2, x: block((x @ w1).T) @ x @ w2
+
+
 MODELS = {"step": training_step, "ring": around_a_ring, "partly manual": partly_manual}
 SHAPES = ((16, 16), (16, 4), (8, 16))
 
@@ -103,13 +110,16 @@ def inputs() -> list[np.ndarray]:
     return [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
 
 
-def exported(model: Callable[[bool], Callable[..., Any]]) -> bytes:
+def exported(model: Callable[[bool], Callable[..., Any]], shardy: bool = True) -> bytes:
+    """`shardy` is whether blocks are written as regions of Shardy, or in the words of GSPMD."""
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in SHAPES]
-    return bytes(
-        jax.export.export(jax.jit(model(True)), platforms=["cpu"])(
-            *arguments
-        ).mlir_module_serialized
-    )
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", shardy)
+    try:
+        program = jax.export.export(jax.jit(model(True)), platforms=["cpu"])(*arguments)
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+    return bytes(program.mlir_module_serialized)
 
 
 def planned(artifact: bytes, context: ir.Context, options: str) -> ir.Module:
@@ -142,6 +152,24 @@ def test_a_block_for_one_device_computes_what_it_did(name: str, sharding_format:
     expected = jax.tree.leaves(jax.jit(model(False))(*inputs()))
     with make_context() as context:
         module = planned(exported(model), context, f"mesh=2x2 sharding-format={sharding_format}")
+        for got, wanted in zip(run(module, sharding_format), expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "sharding_format"),
+    [("step", "mhlo"), ("ring", "sdy"), ("partly manual", "collectives"), ("all", "collectives")],
+)
+def test_a_block_in_the_words_of_gspmd_computes_what_it_did(
+    name: str, sharding_format: str
+) -> None:
+    model = MODELS.get(name, over_all_devices)
+    expected = jax.tree.leaves(jax.jit(model(False))(*inputs()))
+    with make_context() as context:
+        artifact = exported(model, shardy=False)
+        module = load_module(artifact, context)
+        assert "SPMDFullToShardShape" in str(module)
+        module = planned(artifact, context, f"mesh=2x2 sharding-format={sharding_format}")
         for got, wanted in zip(run(module, sharding_format), expected, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=TOLERANCE, atol=TOLERANCE)
 

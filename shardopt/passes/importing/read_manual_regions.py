@@ -1,5 +1,6 @@
 """Bring regions that are written for one device (`jax.shard_map`) into the form in which they pass
-through planning as fixed islands.
+through planning as fixed islands. Those in the words of GSPMD become regions first
+(`gspmd_regions.py`).
 
 Runs before the annotations are read, which erases meshes. Afterwards each region has its mesh in
 its own attributes, closed shardings along manual axes only, and constraints inside of it are gone:
@@ -33,6 +34,7 @@ from shardopt.dialect.manual import MANUAL, ManualRegion, manual_shardings, mesh
 from shardopt.extract.op_graph import free_values
 from shardopt.ir.rewriting import operations
 from shardopt.passes.base import Pass, PassContext
+from shardopt.passes.importing.gspmd_regions import regions_from_gspmd
 
 _CONSTRAINT = "sdy.sharding_constraint"
 _GROUPS = "replica_groups"
@@ -55,6 +57,7 @@ class ReadManualRegions(Pass):
             ir.StringAttr(op.attributes["sym_name"]).value: op.attributes["mesh"]
             for op in operations(module.operation, ("sdy.mesh",))
         }
+        regions_from_gspmd(module.operation, pm)
         regions = operations(module.operation, (MANUAL,))
         for op in regions:
             _write_out_groups(op, meshes, pm)

@@ -22,6 +22,7 @@ _DEVICES = re.compile(
     r"\{devices=\[(?P<tiles>[\d,]+)\](?:<=\[(?P<source>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?|(?P<list>[\d,]+))"
     r"(?: (?P<last>last_tile_dim_replicate|last_tile_dims=\{[\w, ]*\}))?\}"
 )
+_NO_TILES = re.compile(r"^\{maximal device=\d+\}$|shard_as|shard_like")
 _UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,]*)\]")
 
 
@@ -44,19 +45,37 @@ def from_gspmd(text: str, rank: int, backend_config: str = "") -> Annotation:
         raise ManualError(text)
     if text in ("{replicated}", "{unknown}"):
         return Annotation((), ((),) * rank, tuple(range(rank)) if text == "{unknown}" else open_)
+    if _NO_TILES.search(text):
+        raise UnsupportedError(text)
+    devices, _ = devices_of_tiles(text, rank)
+    order, tiles = tuple(devices.ravel().tolist()), devices.shape
+    axes = tuple((f"d{k}" if k < rank else f"r{k - rank}", size) for k, size in enumerate(tiles))
+    dims = tuple((f"d{k}",) if tiles[k] > 1 else () for k in range(rank))
+    in_order = order == tuple(range(len(order)))
+    # A mesh of one device is not "no mesh".
+    kept = tuple(axis for axis in axes if axis[1] > 1) or axes[:1]
+    return Annotation(kept, dims, open_, (), () if in_order else order)
+
+
+def devices_of_tiles(text: str, rank: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The devices of the tiles of a `{devices=…}`, int64 `[tile dimensions]`, and what those behind
+    the dimensions of the tensor mean. Raises ValueError and UnsupportedError."""
     match = _DEVICES.fullmatch(text)
     if match is None:
-        if (
-            re.fullmatch(r"\{maximal device=\d+\}", text)
-            or "shard_as" in text
-            or "shard_like" in text
-        ):
-            raise UnsupportedError(text)
         raise ValueError(f"expected a sharding such as {{devices=[2,1]<=[2]}}, found '{text}'")
     last = match["last"] or ""
     if "unreduced" in last:
         raise UnsupportedError(text)
     tiles, devices = _numbers(match["tiles"]), _devices(match)
+    _check_tiles(text, rank, tiles, devices, last)
+    named = re.findall(r"\w+", last.partition("=")[2])
+    kinds = ("replicated",) if last == "last_tile_dim_replicate" else tuple(named)
+    return np.array(devices, dtype=np.int64).reshape(tiles), kinds
+
+
+def _check_tiles(
+    text: str, rank: int, tiles: Sequence[int], devices: Sequence[int], last: str
+) -> None:
     # Tile dimensions behind those of the tensor: one for `last_tile_dim_replicate`, else as many as
     # `last_tile_dims` names.
     extra = 1 if last == "last_tile_dim_replicate" else last.count(",") + 1 if last else 0
@@ -64,12 +83,6 @@ def from_gspmd(text: str, rank: int, backend_config: str = "") -> Annotation:
         raise ValueError(
             f"expected tile counts for rank {rank} and {len(devices)} devices, found '{text}'"
         )
-    axes = tuple((f"d{k}" if k < rank else f"r{k - rank}", size) for k, size in enumerate(tiles))
-    dims = tuple((f"d{k}",) if tiles[k] > 1 else () for k in range(rank))
-    in_order = devices == tuple(range(len(devices)))
-    # A mesh of one device is not "no mesh".
-    kept = tuple(axis for axis in axes if axis[1] > 1) or axes[:1]
-    return Annotation(kept, dims, open_, (), () if in_order else devices)
 
 
 def _devices(match: re.Match[str]) -> tuple[int, ...]:

@@ -151,11 +151,11 @@ def _split_layouts(
 
 def _on_mesh(dims: tuple[Axes, ...], island: Island, mesh: Mesh) -> Sharding:
     names = axis_names(island, mesh)
-    return Sharding(tuple(tuple(names[a] for a in dim if a in names) for dim in dims))
+    return Sharding(tuple(tuple(own for a in dim for own in names.get(a, ())) for dim in dims))
 
 
-def axis_names(island: Island, mesh: Mesh) -> Mapping[str, str]:
-    """The axes of `mesh` in the place of the island's. Raises ValueError where they differ."""
+def axis_names(island: Island, mesh: Mesh) -> Mapping[str, Axes]:
+    """The axes of `mesh` in the place of each of the island's. Raises ValueError for another."""
     names = matching_axes(island.axes, mesh)
     if names is None:
         listed = ", ".join(f"{name}={size}" for name, size in island.axes)

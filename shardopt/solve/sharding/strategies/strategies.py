@@ -178,7 +178,7 @@ def island_steps(island: Island, mesh: Mesh) -> tuple[Step, ...]:
     """The collectives that a region written for one device asks for itself."""
     names = axis_names(island, mesh)
     return tuple(
-        Step(kind, tuple(names[axis] for axis in axes if axis in names), bytes)
+        Step(kind, tuple(own for axis in axes for own in names.get(axis, ())), bytes)
         for kind, axes, bytes, count in island.steps
         for _ in range(count)
     )
