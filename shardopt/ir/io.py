@@ -15,6 +15,8 @@ import re
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -67,6 +69,18 @@ _PIECE = re.compile(
     r'|(\btopology|"topology") *= *+(?!#mpmd\.topology<|#\w+(?![\w.]))'
     r'|"(?:[^"\\\n]|\\.)*"|//[^\n]*'
 )
+
+
+@contextmanager
+def text_expected(name: str) -> Iterator[None]:
+    """Around work with a module of `name`. Raises UserError where one of its strings, which may
+    hold any bytes, is asked for as text and is none."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "conversion error" not in str(error):
+            raise
+        raise UserError(f"{name}: a string that should be text is not in UTF-8") from error
 
 
 def load_module(

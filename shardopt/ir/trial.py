@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from typing import IO, NoReturn, TypeVar
 
@@ -115,6 +116,8 @@ def _answer(work: Callable[[], object], file: IO[bytes], limit: float) -> NoRetu
         try:
             answer: tuple[object, Exception | None] = (work(), None)
         except Exception as error:
+            if not isinstance(error, UserError):  # where it was is not in what is sent
+                error.add_note(traceback.format_exc())
             answer = (None, error)
         file.write(pickle.dumps(answer))
         file.flush()

@@ -192,6 +192,7 @@ class Plan:
         """Read a plan directory. `custom_calls` names those that may run beside what XLA and JAX
         register; a directory vouches for none. Raises UserError that names the missing or foreign
         file."""
+        from shardopt.ir.io import text_expected
         from shardopt.ir.trial import check_readable
         from shardopt.planfile.plan_file import load_plan_file
 
@@ -204,8 +205,9 @@ class Plan:
             if not has_checksum(folder, name):  # whoever changed it may have damaged it
                 check_readable(data, str(folder / name))
         dumps = plan_parts(folder, "ir/*.mlir")
-        with (loaded := LoadedModules()) as modules:
-            summary = _summary(modules.read(module, name=str(folder / "module.mlirbc")))
+        name = str(folder / "module.mlirbc")
+        with (loaded := LoadedModules()) as modules, text_expected(name):
+            summary = _summary(modules.read(module, name=name))
         return Plan(
             module,
             original,
@@ -229,7 +231,7 @@ def _summary(module: ir.Module) -> PlanSummary:
 
     try:
         return summarize(module)
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         faults = [diagnostic("error", *fault) for fault in verify_exported(module)] or [
             diagnostic("error", module.operation, f"no module of a plan: {error}")
         ]

@@ -52,14 +52,15 @@ def read_program(
 def _read_program(path: Path, entry: str | None, custom_calls: str) -> tuple[Program, Plan | None]:
     from shardopt.frontend.plans.plan import Plan
     from shardopt.ir.context import make_context
+    from shardopt.ir.io import text_expected
     from shardopt.runtime.driver import prepare
 
     if not path.is_file():
         plan = Plan.load(path, custom_calls)
-        with plan.loaded as modules:
+        with plan.loaded as modules, text_expected(str(path)):
             modules.read(plan.original, name="original.mlirbc")  # `--check` runs it
-        return plan.program(), plan
-    with make_context() as context:
+            return plan.program(), plan
+    with make_context() as context, text_expected(str(path)):
         return prepare(_runnable(path, entry, context), custom_calls), None
 
 

@@ -100,6 +100,20 @@ def test_a_changed_plan_is_read_by_another_process_first(tmp_path: Path) -> None
             Plan.load(folder)
 
 
+def test_what_a_module_says_wrongly_is_an_error(tmp_path: Path) -> None:
+    folder = make_plan(MODEL, OPTIONS, cache=False).save(tmp_path / "plan")
+    (folder / "files.sha256").unlink()
+    data = (folder / "module.mlirbc").read_bytes()
+    for old, new, message in (
+        (b"peak_flops", b"peak_flaps", "error: .*unknown field 'device.peak_flaps'"),
+        (b"\0cpu-test\0", b"\0cpu-\xffest\0", r"module\.mlirbc: a string that should be text"),
+    ):
+        assert old in data
+        (folder / "module.mlirbc").write_bytes(data.replace(old, new))
+        with pytest.raises(UserError, match=message):
+            Plan.load(folder)
+
+
 def test_readers_leave_the_modules_as_they_are(tmp_path: Path) -> None:
     plan = make_plan(MODEL, OPTIONS, cache=False)
     plan.save(tmp_path / "plan")
