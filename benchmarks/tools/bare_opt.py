@@ -3,13 +3,14 @@
     python -m benchmarks.tools.bare_opt FILE [--PASS[=OPTIONS]] … [--split-input-file]
 
 It imports nothing of shardopt: parser, verifiers, passes and printer are those of the wheel.
-Modules go to stdout, and `error: …`, `warning: …` to stderr. Other flags are ignored."""
+Modules go to stdout, and `LINE:COLUMN: error: …`, also of warnings, to stderr. Other flags are
+ignored."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxlib.mlir import ir, passmanager
@@ -23,12 +24,20 @@ def main(argv: Sequence[str]) -> int:
     flags = {each.lstrip("-") for each in argv if each.startswith("-")}
     (path,) = (each for each in argv if not each.startswith("-"))
     text = sys.stdin.read() if path == "-" else Path(path).read_text("utf-8")
-    chunks = re.split(rf"^{SPLIT}.*\n", text, flags=re.M) if "split-input-file" in flags else [text]
+    chunks = _split(text) if "split-input-file" in flags else [text]
     context = _context("allow-unregistered-dialect" in flags)
     passes = [_pass(each) for each in argv if each.startswith("-")]
     outputs = [_run(chunk, [each for each in passes if each], context) for chunk in chunks]
     print(f"{SPLIT}\n".join(output or "" for output in outputs), end="")
     return int(None in outputs)
+
+
+def _split(text: str) -> Iterator[str]:
+    """The parts between lines that split, each with the line numbers that it has in the whole."""
+    start = 0
+    for end in (*re.finditer(rf"^{SPLIT}.*\n", text, re.M), None):
+        yield "\n" * text.count("\n", 0, start) + text[start : end.start() if end else None]
+        start = end.end() if end else len(text)
 
 
 def _context(unregistered: bool) -> ir.Context:
@@ -50,7 +59,9 @@ def _context(unregistered: bool) -> ir.Context:
 
 def _report(diagnostic: ir.Diagnostic) -> bool:
     severity = diagnostic.severity.name.lower()
-    print(f"{diagnostic.location}: {severity}: {diagnostic.message}", file=sys.stderr)
+    # of the file, not of texts inside of it; what is made for it has line 0
+    position = re.search(r'"-":([1-9]\d*:\d+: )', str(diagnostic.location))
+    print(f"{position[1] if position else ''}{severity}: {diagnostic.message}", file=sys.stderr)
     for note in diagnostic.notes:
         _report(note)
     return True

@@ -185,7 +185,7 @@ def _prints_the_same(arguments: Sequence[str]) -> bool:
         and (bare.returncode == 0) == (ours.returncode == 0)
         and all(
             message.replace('"', "'") in ours.stderr.replace('"', "'")
-            for message in re.findall(r"\b(?:error|warning): (.*)", bare.stderr)
+            for message in re.findall(r"^(?:\d+:\d+: )?(?:error|warning): .*", bare.stderr, re.M)
         )
     )
 
