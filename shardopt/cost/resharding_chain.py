@@ -11,6 +11,8 @@ from shardopt.cost.collectives import Step
 from shardopt.cost.resharding_moves import SLICE, Axes, Uneven, moves_with_bytes
 from shardopt.mesh.mesh import Mesh, Sharding
 
+MeshAxes = tuple[tuple[str, int], ...]  # names and sizes
+
 
 def resharding_steps(
     src: Sharding, dst: Sharding, mesh: Mesh, shape: tuple[int, ...], itemsize: int
@@ -61,6 +63,15 @@ def path_of_shares(
     return tuple(path)
 
 
+def shares_of_steps(
+    src: Sharding, dst: Sharding, mesh: Mesh, uneven: Uneven
+) -> list[tuple[str, Axes, float]]:
+    """The steps of `path_of_shares` without slices and without the shardings between, which take
+    longer to make than all else: tables ask for hundreds of thousands of pairs."""
+    chain, ours, _ = _pattern(src, dst, mesh.axes, uneven)
+    return [(kind, _renamed(over, ours), share) for kind, over, share, _ in chain if kind != SLICE]
+
+
 def can_reshard(src: Sharding, dst: Sharding) -> bool:
     """Whether a chain exists: sums are only ever taken."""
     return set(dst.unreduced) <= set(src.unreduced)
@@ -90,31 +101,11 @@ def resharding_stops(
 
 @cache
 def _chain(
-    src: Sharding, dst: Sharding, axes: tuple[tuple[str, int], ...], uneven: Uneven
+    src: Sharding, dst: Sharding, axes: MeshAxes, uneven: Uneven
 ) -> tuple[tuple[str, Axes, float, Sharding], ...]:
     """The steps from `src` to `dst`, each with its `bytes` as a fraction of the whole tensor and
-    the sharding after it.
-
-    Dimensions and axes that neither side uses take no part, and neither names nor the order of the
-    dimensions matter: the search runs once for each pattern, of which there are few."""
-    sizes = dict(axes)
-    src, dst = _live(src, sizes), _live(dst, sizes)
-    used = {*src.axes, *src.unreduced, *dst.axes, *dst.unreduced}
-    names = {
-        axis: f"{number}" for number, axis in enumerate(axis for axis in sizes if axis in used)
-    }
-    ours = {name: axis for axis, name in names.items()}
-    pairs = [
-        (_renamed(one, names), _renamed(other, names), extent)
-        for one, other, extent in zip(src.dims, dst.dims, uneven or (0,) * src.rank, strict=True)
-    ]
-    busy = sorted((d for d, pair in enumerate(pairs) if any(pair[:2])), key=pairs.__getitem__)
-    chain = _search(
-        Sharding(tuple(pairs[d][0] for d in busy), _renamed(src.unreduced, names)),
-        Sharding(tuple(pairs[d][1] for d in busy), _renamed(dst.unreduced, names)),
-        tuple(sizes[axis] for axis in names),
-        tuple(pairs[d][2] for d in busy),
-    )
+    the sharding after it."""
+    chain, ours, busy = _pattern(src, dst, axes, uneven)
     steps = []
     for kind, over, share, after in chain:
         dims = {d: _renamed(dim, ours) for d, dim in zip(busy, after.dims, strict=True)}
@@ -125,18 +116,55 @@ def _chain(
     return tuple(steps)
 
 
+def _pattern(
+    src: Sharding, dst: Sharding, axes: MeshAxes, uneven: Uneven
+) -> tuple[tuple[tuple[str, Axes, float, Sharding], ...], dict[str, str], list[int]]:
+    """The chain by axes "0", "1", … and dimensions in an order of their own, the axis of the mesh
+    that each of these is, and the dimension that is in each place.
+
+    Dimensions and axes that neither side uses take no part, and neither names nor the order of the
+    dimensions matter: the search runs once for each pattern, of which there are few."""
+    sizes = dict(axes)
+    src, dst = _live(src, sizes), _live(dst, sizes)
+    used = {*src.axes, *src.unreduced, *dst.axes, *dst.unreduced}
+    names = {
+        axis: f"{number}" for number, axis in enumerate(axis for axis in sizes if axis in used)
+    }
+    pairs = [
+        (_renamed(one, names), _renamed(other, names), extent)
+        for one, other, extent in zip(src.dims, dst.dims, uneven or (0,) * src.rank, strict=True)
+    ]
+    busy = [d for d, pair in enumerate(pairs) if pair[0] or pair[1]]
+    if len(busy) > 1:
+        busy.sort(key=pairs.__getitem__)
+    chain = _search(
+        tuple([pairs[d] for d in busy]),
+        _renamed(src.unreduced, names),
+        _renamed(dst.unreduced, names),
+        tuple([sizes[axis] for axis in names]),
+    )
+    return chain, {name: axis for axis, name in names.items()}, busy
+
+
 def _renamed(axes: Axes, names: dict[str, str]) -> Axes:
     return tuple([names[axis] for axis in axes]) if axes else ()
 
 
 @cache
 def _search(
-    src: Sharding, dst: Sharding, axis_sizes: tuple[int, ...], uneven: Uneven
+    dims: tuple[tuple[Axes, Axes, int], ...],
+    unreduced: Axes,
+    still_unreduced: Axes,
+    axis_sizes: tuple[int, ...],
 ) -> tuple[tuple[str, Axes, float, Sharding], ...]:
-    """A* over shardings by the axes "0", "1", …; the answer as in `_chain`.
+    """A* over shardings by the axes "0", "1", …; the answer as in `_chain`. `dims` are the axes of
+    each dimension at both ends, and its extent where it is uneven.
 
     Every state splits each dimension into a number of tiles that divides the one of `src` or of
     `dst`, so whatever shape `src` and `dst` divide, the states between divide too."""
+    src = Sharding(tuple(dim[0] for dim in dims), unreduced)
+    dst = Sharding(tuple(dim[1] for dim in dims), still_unreduced)
+    uneven = tuple(dim[2] for dim in dims)
     queue: list[tuple[int, int, int, int, Sharding, tuple]] = [(0, 0, 0, 0, src, ())]
     best: dict[Sharding, tuple[int, int]] = {src: (0, 0)}
     pushed = 0

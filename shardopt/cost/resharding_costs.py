@@ -17,7 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from shardopt.cost.collectives import collective_curve
-from shardopt.cost.resharding_chain import can_reshard, path_of_shares, uneven_extents
+from shardopt.cost.resharding_chain import (
+    can_reshard,
+    path_of_shares,
+    shares_of_steps,
+    uneven_extents,
+)
 from shardopt.cost.resharding_moves import Uneven
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.curves import CurveTable
@@ -161,8 +166,7 @@ class ReshardingCosts:
         if not can_reshard(source, target):
             return _NONE
         of_pair = uneven_extents((source, target), self._mesh, uneven)
-        path = path_of_shares(source, target, self._mesh, of_pair)
-        steps = (step for step, _ in path if step is not None)
+        steps = shares_of_steps(source, target, self._mesh, of_pair)
         chain = tuple(self._steps.setdefault(step, len(self._steps)) for step in steps)
         if chain not in self._chains:
             self._chains[chain] = len(self._chains)

@@ -13,6 +13,7 @@ from math import prod
 from shardopt.graph.microbatching import Splat
 from shardopt.graph.op_flops import Work
 from shardopt.graph.windows import Window
+from shardopt.support.kept_hash import keeps_hash
 
 # The layer of an operation that belongs to none: whoever reads its result recomputes it.
 SHARED = -1
@@ -21,6 +22,7 @@ SHARED = -1
 MARKER = "sharding"
 
 
+@keeps_hash
 @dataclass(frozen=True)
 class FactorRule:
     """A Shardy sharding rule: every tensor dimension is a product of factors, shared between
@@ -40,16 +42,8 @@ class FactorRule:
     permutation: frozenset[int] = frozenset()
     blocked: frozenset[int] = frozenset()
 
-    def __hash__(self) -> int:
-        return self._hash
 
-    @cached_property
-    def _hash(self) -> int:
-        """Rules are parts of keys over and over again."""
-        sets = (self.reduction, self.need_replication, self.permutation, self.blocked)
-        return hash((self.sizes, self.operands, self.results, *sets))
-
-
+@keeps_hash
 @dataclass(frozen=True)
 class Tensor:
     """One value: global shape and element type (MLIR's spelling, `f32`, `ui32`, `i1`)."""
@@ -57,14 +51,6 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: str
     itemsize: int
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        """Tensors are parts of keys over and over again."""
-        return hash((self.shape, self.dtype, self.itemsize))
 
     @property
     def size_bytes(self) -> int:

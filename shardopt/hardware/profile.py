@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardopt.hardware.curves import Curve
+from shardopt.support.kept_hash import keeps_hash
 
 # Work on one device, by size; all devices of the host do the same meanwhile.
 MATMUL = "matmul"  # FLOPs of one product of two matrices
@@ -60,6 +61,7 @@ class Measurement:
         return self.kind, self.dtype, self.devices, self.placement
 
 
+@keeps_hash
 @dataclass(frozen=True)
 class Profile:
     """Measurements on devices named `device`, `devices` of them on one host and at work at once.
@@ -85,13 +87,6 @@ class Profile:
     @cached_property
     def _curves(self) -> dict[tuple[str, str, int, str], Curve]:
         return {each.key: each.curve for each in self.measurements}
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.device, self.devices, self.measurements, self.speeds))
-
-    def __hash__(self) -> int:
-        return self._hash
 
     def curve(
         self, kind: str, dtype: str = "", devices: int = 1, placement: str = INTRA_HOST

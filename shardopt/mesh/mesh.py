@@ -18,6 +18,7 @@ import numpy as np
 
 from shardopt.mesh.splits import tile_extent
 from shardopt.support.errors import UserError
+from shardopt.support.kept_hash import keeps_hash
 
 # The mesh of a module without stages (`jax.export` looks for a Shardy mesh of this very name), and
 # its axes, slowest first.
@@ -93,6 +94,7 @@ def _local_elements(dims: Dims, axes: Axes, shape: tuple[int, ...]) -> int:
     )
 
 
+@keeps_hash
 @dataclass(frozen=True)
 class Sharding:
     """Axis form of a sharding: `dims[d]` are the mesh axes that split dimension d, major to minor.
@@ -103,14 +105,6 @@ class Sharding:
 
     dims: tuple[tuple[str, ...], ...]
     unreduced: tuple[str, ...] = ()
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        """Shardings are parts of keys over and over again."""
-        return hash((self.dims, self.unreduced))
 
     @staticmethod
     def replicated(rank: int) -> Sharding:

@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "options": set(),
     "models": set(),
     "mesh": {"support"},
-    "graph": {"mesh"},
+    "graph": {"support", "mesh"},
     "hardware": {"support", "mesh"},
     "planfile": {"support", "options", "mesh", "graph", "hardware"},
     "cost": {"mesh", "hardware"},
