@@ -1,10 +1,12 @@
 """What holds for all tests: they see neither the cache of the user who runs them nor that of
-another test, and XLA compiles for them in a third of its time."""
+another test, XLA compiles for them in a third of its time, and garbage is collected seldom."""
 
 from __future__ import annotations
 
+import gc
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from shardopt.ir.jax_versions import kernel_options
@@ -24,3 +26,13 @@ os.environ["SHARDOPT_CACHE"] = "off"
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 _CHOICES = (f"--{name}={value}" for name, value in kernel_options(usual_kernels=False))
 os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *_CHOICES)).strip()
+
+# An eighth of the time of tests that solve and compile was looking for garbage, of which there is
+# little: JAX is called back each time, and the modules that tests have imported stay.
+gc.set_threshold(20_000, 10, 20)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    del session
+    gc.collect()
+    gc.freeze()

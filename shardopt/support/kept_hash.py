@@ -12,7 +12,7 @@ _HASH = "_kept_hash"
 def keeps_hash(cls: _T) -> _T:
     """A frozen dataclass whose values remember their hash, which neither copies nor other processes
     get: there strings have other hashes."""
-    computed: Callable[[Any], int] = cls.__hash__
+    computed: Callable[[Any], int] = cls.__hash__  # type: ignore[assignment]
 
     def kept(self: Any) -> int:
         # Not a `cached_property`, which takes a lock for every value.
@@ -24,5 +24,6 @@ def keeps_hash(cls: _T) -> _T:
     def state(self: Any) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != _HASH}
 
-    cls.__hash__, cls.__getstate__ = kept, state  # type: ignore[method-assign, attr-defined]
+    cls.__hash__ = kept  # type: ignore[method-assign, assignment]
+    cls.__getstate__ = state  # type: ignore[method-assign, assignment]
     return cls
