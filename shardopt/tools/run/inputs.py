@@ -76,12 +76,9 @@ def module_reference(path: Path, entry: str | None) -> Callable[..., list[np.nda
 
 def _runnable(path: Path, entry: str | None, context: ir.Context) -> ir.Module:
     from shardopt.ir.io import load_module
-    from shardopt.ir.trial import check_readable
     from shardopt.tools.run.entry import make_runnable
 
-    data = path.read_bytes()
-    check_readable(data, str(path))
-    module = load_module(data, context, name=str(path))
+    module = load_module(path, context)
     make_runnable(module, entry)
     return module
 
