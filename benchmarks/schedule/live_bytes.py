@@ -6,9 +6,10 @@ the plan runs.
 The same four stages of a small GPT, trained by SGD with momentum, run on one mesh each, or on two
 meshes with two stages each, on devices of the host. After every instruction of the last step the
 runtime counts the bytes of all live arrays of a device (weights, state, accumulators, activations,
-what was received); what is under way between meshes belongs to neither. Printed are the peaks of
-both, with what the instruction lists give between them, and how far the results of the last step
-are from those of one device, but for schedules that compute with older weights."""
+what was received); what is under way between meshes belongs to neither. Some schedules run once
+more with optimizer state on the hosts. Printed are the peaks of both, with what the instruction
+lists give between them, and how far the results of the last step are from those of one device, but
+for schedules that compute with older weights."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ from shardopt.frontend.planning.make_plan import make_plan
 from shardopt.frontend.plans.plan import Plan, PlanOptions
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
+from shardopt.options.names import OffloadChoice
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.program.memory import mesh_memory
 from shardopt.runtime.reference import Reference, compare
@@ -45,6 +47,11 @@ SCHEDULES = {
     "v-min": 2,
     "dualpipe-v": 2,
 }
+# Cut along tokens; these slices are unequal.
+OF_TOKENS = {"terapipe": 4}
+_SLICES = "3,4,1"
+# Once more, with the state that only updates use on the hosts.
+OFFLOADED = ("1f1b", "zb-v", "terapipe")
 # These compute another step: nothing to hold against one device.
 WITH_OLD_WEIGHTS = {"pipedream": 4, "pipedream-2bw": 4}
 _STAGES = 4
@@ -95,9 +102,15 @@ def gpt(batch: int, hidden: int) -> tuple[bytes, list[np.ndarray]]:
     ]
 
 
-def plan_for(artifact: bytes, schedule: str, microbatches: int, devices_per_mesh: int = 1) -> Plan:
+def plan_for(
+    artifact: bytes,
+    schedule: str,
+    microbatches: int,
+    devices_per_mesh: int = 1,
+    offload: OffloadChoice = "none",
+) -> Plan:
     """A plan of four stages, a layer each, without recomputation."""
-    meshes = (SCHEDULES | WITH_OLD_WEIGHTS)[schedule]
+    meshes = (SCHEDULES | OF_TOKENS | WITH_OLD_WEIGHTS)[schedule]
     options = PlanOptions(
         f"cpu-test:1x{meshes * devices_per_mesh}",
         microbatches=microbatches,
@@ -105,7 +118,9 @@ def plan_for(artifact: bytes, schedule: str, microbatches: int, devices_per_mesh
         stages=_STAGES,
         submesh=f"1x{devices_per_mesh}",
         schedule=schedule,
+        token_slices=_SLICES if schedule in OF_TOKENS else "auto",
         recompute="none",
+        offload=offload,
     )
     return make_plan(artifact, options)
 
@@ -142,13 +157,18 @@ def rows(
     artifact: bytes, inputs: Sequence[np.ndarray], microbatches: int, steps: int
 ) -> Iterator[tuple[str, ...]]:
     expected = reference_steps(artifact, inputs, steps)
-    for schedule in (*SCHEDULES, *WITH_OLD_WEIGHTS):
-        measured = measure(plan_for(artifact, schedule, microbatches), inputs, steps)
+    runs: list[tuple[str, OffloadChoice]] = [
+        *((name, "none") for name in (*SCHEDULES, *OF_TOKENS, *WITH_OLD_WEIGHTS)),
+        *((name, "optimizer") for name in OFFLOADED),
+    ]
+    for schedule, offload in runs:
+        plan = plan_for(artifact, schedule, microbatches, offload=offload)
+        measured = measure(plan, inputs, steps)
         away = max(row.max_rel for row in compare(list(measured.outputs), expected))
         for mesh in measured.meshes:
             peaks = (f"{each}" for each in (mesh.predicted, mesh.of_program, mesh.measured))
-            shown = f"{away:.1e}" if schedule in SCHEDULES else "–"
-            yield schedule, mesh.mesh, *peaks, f"{mesh.ratio:.3f}", shown
+            shown = "–" if schedule in WITH_OLD_WEIGHTS else f"{away:.1e}"
+            yield schedule, offload, mesh.mesh, *peaks, f"{mesh.ratio:.3f}", shown
 
 
 def main() -> None:
@@ -160,7 +180,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     args = parser.parse_args()
     artifact, inputs = gpt(2 * args.microbatches, args.hidden)
-    table = Table("schedule", "mesh", title=f"bytes of a device, {args.microbatches} microbatches")
+    title = f"bytes of a device, {args.microbatches} microbatches"
+    table = Table("schedule", "on hosts", "mesh", title=title)
     for column in ("predicted peak", "of the program", "measured peak", "ratio", "from one device"):
         table.add_column(column, justify="right")
     for row in rows(artifact, inputs, args.microbatches, args.steps):

@@ -89,7 +89,7 @@ def _measure(
         lambda: simulate(schedule, graph, seconds, TransferCosts(delays, links=links)),
     ]
     job_seconds = [_least(job, repeat) for job in jobs]
-    shown = with_auto and not kind.simulated_only
+    shown = with_auto and not kind.cuts_tokens
     return [f"{value:.3f}" for value in job_seconds] + (
         [f"{_least(lambda: auto_schedule(work), 1):.2f}"] if shown else ["–"]
     )
@@ -169,7 +169,7 @@ def _ratios(work: Workload) -> Iterator[float]:
                 )
                 peaks = [profile.peak_bytes for profile in result.memory]
                 fits = all(peak <= most for peak, most in zip(peaks, memory or peaks, strict=True))
-                if fits and not kind.simulated_only:
+                if fits and not kind.cuts_tokens:
                     named.append(result.makespan_seconds)
         yield makespan / min(named)
         yield makespan / bound

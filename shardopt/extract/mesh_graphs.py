@@ -27,6 +27,7 @@ from shardopt.dialect.mpmd import (
     read_methods,
     read_topology,
 )
+from shardopt.dialect.token_slices import read_token_slices
 from shardopt.extract.control_flow import RegionReader
 from shardopt.extract.op_graph import read_tensor
 from shardopt.graph.op_graph import OpGraph
@@ -45,7 +46,9 @@ class MeshGraph:
     that go to other meshes, `sources` says for those that arrive from which mesh (by number) and
     tensor they come; `method` how the stage was planned to be sharded; `batch` which arguments of
     `@main` hold the batch, and along which dimension, or `no_batch` why none is known to; `on_host`
-    are the tensors of those that lie in the memory of the hosts."""
+    are the tensors of those that lie in the memory of the hosts;
+    `slices` is the number of stages, one for each slice of tokens, that are one stage of the
+    model."""
 
     mesh: Mesh
     reader: RegionReader = field(default_factory=RegionReader)
@@ -61,6 +64,7 @@ class MeshGraph:
     batch: dict[int, int] = field(default_factory=dict)
     no_batch: str = ""
     on_host: frozenset[int] = frozenset()
+    slices: int = 1
 
     @cached_property
     def graph(self) -> OpGraph:
@@ -223,11 +227,13 @@ class _Extractor:
             *(1 + max(mesh.stages.values(), default=0) for mesh in self.meshes.values()),
         )
         in_flight, methods = self.in_flight(op, count), read_methods(op, count)
+        slices = read_token_slices(op)
         for number, (mesh, start) in enumerate(zip(self.meshes.values(), starts, strict=True)):
             stages = mesh.stages
             mesh.loop = MicrobatchLoop(
                 start, len(mesh.reader.ops), *_shared(in_flight, stages, number)
             )
+            mesh.slices = 1 if slices is None else slices.count
             mesh.method = methods[min(stages.values(), default=number)]
         self.bind_all(list(op.results), yielded)
         for before, after in zip(carried, yielded, strict=True):

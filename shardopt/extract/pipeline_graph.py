@@ -21,7 +21,7 @@ from shardopt.mesh.mesh import Mesh
 from shardopt.schedule.exchange import validate
 from shardopt.schedule.graph import StageEdge, StageGraph
 from shardopt.schedule.memory import LiveBytes
-from shardopt.schedule.schedules import ScheduleText, find_runnable, find_schedule
+from shardopt.schedule.schedules import ScheduleText, find_schedule
 from shardopt.schedule.simulator import SimulationResult, StepMemory, TransferCosts, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, TaskKind
 from shardopt.schedule.workload import Workload
@@ -223,7 +223,6 @@ def workload(pipeline: PipelineGraph, num_microbatches: int) -> Workload:
 def valid_schedule(text: ScheduleText, pipeline: PipelineGraph, num_microbatches: int) -> Schedule:
     """The schedule that `text` is for this pipeline. Raises UserError as `simulate_pipeline`."""
     if not text.rows:
-        find_runnable(text.name)
         _check_halves(text.name, pipeline.graph)
     schedule = text.build(pipeline.num_stages, num_microbatches, pipeline.num_meshes)
     if schedule.stage_to_mesh != pipeline.stage_to_mesh:

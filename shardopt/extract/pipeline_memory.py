@@ -45,7 +45,8 @@ class StepBytes:
 def step_bytes(program: StepProgram, meshes: Mapping[str, Mesh]) -> StepBytes:
     """A walk over `@main`. Results and arguments that nobody donates stay, other values until their
     last reader; the accumulators that a loop returns take the places of what it began with. What
-    lies on the host, and what replaces it, is there while a fragment reads or makes it."""
+    one microbatch makes without them counts in the loop from its task on (`live_values`). What lies
+    on the host, and what replaces it, is there while a fragment reads or makes it."""
     ops, captured = body_of(program.main_block), tuple(program.captured.values())
     reads = [
         tuple(dict.fromkeys((*op.operands, *(captured if op == program.loop else ()))))
@@ -90,7 +91,10 @@ def step_bytes(program: StepProgram, meshes: Mapping[str, Mesh]) -> StepBytes:
         level.change([*arrived, *made])
         level.change(over, -1)
         peak = tuple(map(max, peak, level.bytes))
-        in_loop = level.bytes if op == program.loop else in_loop
+        if op == program.loop:
+            fresh = _Level(meshes)
+            fresh.change(op.results[k] for k in _made_once(program))
+            in_loop = tuple(a - b for a, b in zip(level.bytes, fresh.bytes, strict=True))
         gone = (v for v in made if v in visiting or (v not in last and v not in stay))
         level.change([*(dying - over), *gone], -1)
     # What is received only to be returned has no reader at which it would count: it comes last.
@@ -102,6 +106,14 @@ def step_bytes(program: StepProgram, meshes: Mapping[str, Mesh]) -> StepBytes:
         ]
     )
     return StepBytes(in_loop, tuple(map(max, peak, level.bytes)))
+
+
+def _made_once(program: StepProgram) -> list[int]:
+    """The results of a loop over one microbatch that accumulate nothing."""
+    if program.num_microbatches > 1:
+        return []
+    arguments = program.body_block.arguments
+    return [k for k, (before, _) in enumerate(program.carried) if not list(arguments[before].uses)]
 
 
 class _Level:
@@ -143,11 +155,13 @@ def live_values(
         tasks.update((result, {task: None}) for result in op.results)
     for op, reused in reused_buffers(program, program.body_block):
         taken.update(op.operands[k] for k in reused)
-    accumulators = set(program.body_returned)
-    sizes: dict[tuple[tuple[StageTask, ...], bool], int] = {}
+    returned = program.body_returned
+    stay = {returned[program.carried[k][1]] for k in _made_once(program)}
+    accumulators = set(returned) - stay
+    sizes: dict[tuple[tuple[StageTask, ...], bool, bool], int] = {}
     for value, users in tasks.items():
         # Accumulators are there once, and counted with the step.
         if users and value not in accumulators:
-            key = tuple(users), value in taken
+            key = tuple(users), value in taken, value in stay
             sizes[key] = sizes.get(key, 0) + local_bytes(value.type, meshes)
-    return tuple(LiveBytes(users, size, reused) for (users, reused), size in sizes.items())
+    return tuple(LiveBytes(users, size, *how) for (users, *how), size in sizes.items())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -31,6 +32,7 @@ from shardopt.dialect.mpmd import (
     parse_mesh_tensor,
 )
 from shardopt.dialect.prediction import PREDICTED
+from shardopt.dialect.token_slices import TOKEN_SLICES, read_token_slices
 from shardopt.forms.imported_form import Violation
 from shardopt.ir.rewriting import functions, operations
 from shardopt.mesh.mesh import Mesh
@@ -89,6 +91,8 @@ def _of_operation(op: ir.Operation, meshes: Mapping[str, Mesh]) -> Iterator[str]
         yield from _of_backward(op)
     if IN_FLIGHT in op.attributes:
         yield from _of_in_flight(op)
+    if TOKEN_SLICES in op.attributes:
+        yield from _of_token_slices(op)
 
 
 def _amounts(op: ir.Operation, key: str) -> dict[str, float]:
@@ -170,3 +174,21 @@ def _of_in_flight(loop: ir.Operation) -> Iterator[str]:
     attribute = loop.attributes[IN_FLIGHT]
     if not isinstance(attribute, ir.DenseI64ArrayAttr) or min(attribute, default=0) < 1:
         yield f"expected numbers from 1 in '{IN_FLIGHT}', found {attribute}"
+
+
+def _of_token_slices(loop: ir.Operation) -> Iterator[str]:
+    try:
+        slices = read_token_slices(loop)
+    except ValueError as error:
+        yield str(error)
+        return
+    assert slices is not None
+    if min(slices.lengths, default=0) < 1:
+        yield f"expected lengths from 1 in '{TOKEN_SLICES}', found {list(slices.lengths)}"
+    borders = slices.borders
+    if len(borders) < 2 or borders[0] != 0 or any(a >= b for a, b in pairwise(borders)):
+        yield f"expected layers that grow from 0 in '{TOKEN_SLICES}', found {list(borders)}"
+        return
+    stages, known = slices.count * (len(borders) - 1), loop.attributes.get(IN_FLIGHT, None)
+    if isinstance(known, ir.DenseI64ArrayAttr) and len(known) != stages:
+        yield f"expected slices of {len(known)} stages in '{TOKEN_SLICES}', found {stages}"

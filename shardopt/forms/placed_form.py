@@ -55,7 +55,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     yield from _of_in_flight(program, len(methods))
     # The order asks for the stage of every layer, which wrong rows do not tell.
     if not messages:
-        yield from _of_order(program, stages)
+        yield from order_violations(program, stages)
 
 
 def _of_stages(
@@ -98,7 +98,7 @@ def _of_in_flight(program: StepProgram, num_stages: int) -> Iterator[Violation]:
         )
 
 
-def _of_order(program: StepProgram, stages: Sequence[PlacedStage]) -> Iterator[Violation]:
+def order_violations(program: StepProgram, stages: Sequence[PlacedStage]) -> Iterator[Violation]:
     """Operations that their stage cannot run in time, as all its forward runs before all its
     backward, and the backward of later stages before that. What is computed again never goes on to
     a later stage (`shardopt.extract.cut_reads`)."""

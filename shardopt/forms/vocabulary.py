@@ -42,6 +42,7 @@ from shardopt.dialect.sharding import MHLO_SHARDING
 from shardopt.dialect.stages import STAGES
 from shardopt.dialect.strategy import CLONE, STRATEGY
 from shardopt.dialect.tiles import TILE
+from shardopt.dialect.token_slices import TOKEN_SLICES
 from shardopt.forms.exported_form import MESH_SHAPE
 from shardopt.forms.frontier import FRONTIER
 
@@ -234,6 +235,15 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "shardopt-mirror-stages",
         "Of a loop each of whose iterations is so many microbatches of the batch, in pipelines of "
         "their own over the same meshes: stage p + s of p is stage s again.",
+    ),
+    AttributeDoc(
+        TOKEN_SLICES,
+        ("mpmd.for",),
+        "{lengths = array<i64: 5, 3>, layers = array<i64: 0, 2, 4>}",
+        "shardopt-slice-tokens",
+        "Into slices of how many tokens the sequences of a causal model are cut, and where the "
+        "layers of each stage of the model begin and end. Stage s · T + k, of T slices, is slice k "
+        "on stage s, and what was layer l has a layer for each slice.",
     ),
     AttributeDoc(
         INTRA_OP,

@@ -248,12 +248,12 @@ class _Template:
 
     def _live(self) -> Iterator[LiveBytes]:
         first, second = (
-            {(each.tasks, each.taken_over): each.bytes for each in plan.pipeline.live}
+            {(each.tasks, each.taken_over, each.stays): each.bytes for each in plan.pipeline.live}
             for plan in (self._pair.first, self._pair.second)
         )
         for key in dict.fromkeys((*first, *second)):
-            tasks, taken_over = key
+            tasks, *how = key
             size = self._pair.at(self._shape.blocks, first.get(key, 0), second.get(key, 0))
             for stage in self._stages_like(tasks[0].stage):
                 moved = tuple(StageTask(task.kind, stage) for task in tasks)
-                yield LiveBytes(moved, max(0, round(size)), taken_over)
+                yield LiveBytes(moved, max(0, round(size)), *how)

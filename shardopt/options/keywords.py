@@ -59,6 +59,11 @@ class PlanKeywords(TypedDict, total=False):
     eager-1f1b and gpipe; search: of all that plans can run, with stages for each. Default:
     'auto'."""
 
+    token_slices: str
+    """Under terapipe, the lengths of the slices into which the tokens of a sequence are cut; a
+    single number is that of slices of equal length; auto: those with the shortest predicted
+    step. Default: 'auto'."""
+
     intra_op: IntraOp
     """How shardings are chosen: by the solver (ilp), or by a known method
     (docs/concepts/intra-op.md). Default: 'ilp'."""
@@ -222,6 +227,11 @@ class StepKeywords(TypedDict, total=False):
     (docs/concepts/schedules.md); auto: the one with the shortest predicted step of 1f1b,
     eager-1f1b and gpipe; search: of all that plans can run, with stages for each. Default:
     'auto'."""
+
+    token_slices: str
+    """Under terapipe, the lengths of the slices into which the tokens of a sequence are cut; a
+    single number is that of slices of equal length; auto: those with the shortest predicted
+    step. Default: 'auto'."""
 
     intra_op: IntraOp
     """How shardings are chosen: by the solver (ilp), or by a known method

@@ -101,6 +101,15 @@ class PlanOptions:
         phases=("stage", "schedule"),
         metavar="NAME|FILE|auto|search",
     )
+    token_slices: str = row(
+        "auto",
+        help="under terapipe, the lengths of the slices into which the tokens of a sequence are "
+        "cut; a single number is that of slices of equal length; auto: those with the shortest "
+        "predicted step",
+        phases=("stage",),
+        in_file="changed",
+        metavar="L,L,…|N|auto",
+    )
     intra_op: IntraOp = row(
         "ilp",
         help="how shardings are chosen: by the solver (ilp), or by a known method "

@@ -46,6 +46,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "mirror-stages",
         "version-weights",
         "offload-state",
+        "slice-tokens",
         "recompute-stages",
         "outline-fragments",
         "split-backward",

@@ -27,5 +27,6 @@ REMARK_KINDS = {
     "stage-cut": "where the stages are cut, and why there",
     "strategy": "how a product or a convolution is split, and what the next best would take",
     "uneven-dimension": "a dimension that its devices do not divide",
+    "token-slices": "the slices into which the tokens of a causal model are cut",
     "unknown-trip-count": "a loop that is priced as if it ran once",
 }

@@ -93,6 +93,8 @@ PHASES: tuple[Phase, ...] = (
             When("mirror-stages", ("shardopt-mirror-stages", "shardopt-verify-placed")),
             # before fragments: a version lies where its weight does
             When("version-weights", ("shardopt-version-weights", "shardopt-verify-placed")),
+            # likewise: each slice of a stage has its forward and its backward
+            When("slice-tokens", ("shardopt-slice-tokens", "shardopt-verify-placed")),
             # copies belong to the backward, so they are there before it is outlined
             "shardopt-recompute-stages",
             # before fragments: the update is outlined in pieces that stream what lies on the host

@@ -3,7 +3,7 @@ JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from jaxlib.mlir import ir
@@ -25,6 +25,7 @@ from shardopt.dialect.mpmd import (
 )
 from shardopt.dialect.program import StepProgram, body_of, read_program
 from shardopt.dialect.schedule import read_peaks
+from shardopt.dialect.token_slices import read_token_slices
 from shardopt.extract.pipeline_memory import local_bytes
 from shardopt.forms.sharded_form import read_cost
 from shardopt.hardware.cluster import Cluster
@@ -66,7 +67,8 @@ class StageRow:
 @dataclass(frozen=True)
 class PlanSummary:
     """The whole plan: its stages and what the simulator predicts for a step. With several pipelines
-    (`num_streams`) over the meshes, all stages of the first come first."""
+    (`num_streams`) over the meshes, all stages of the first come first. Where tokens are cut into
+    slices of some lengths (`token_slices`), each stage of the model is one for each of them."""
 
     cluster: str
     num_microbatches: int
@@ -75,6 +77,13 @@ class PlanSummary:
     bubble_fraction: float
     stages: tuple[StageRow, ...]
     num_streams: int = 1
+    token_slices: tuple[int, ...] = ()
+
+    @property
+    def model_stages(self) -> tuple[int, ...]:
+        """The stages among `stages` that are those of the model: others are copies, or further
+        slices."""
+        return tuple(range(len(self.stages) // self.num_streams))[:: len(self.token_slices) or 1]
 
     @property
     def step_seconds(self) -> float:
@@ -102,18 +111,27 @@ def summarize(module: ir.Module) -> PlanSummary:
         for stage, home in enumerate(homes)
     ]
     count = len(rows) // program.num_streams
+    slices = read_token_slices(program.loop)
+    layers = {} if slices is None else slices.model_layers()
+    names = {f"layer_{layer}": f"layer_{of_model}" for layer, of_model in layers.items()}
     return PlanSummary(
         cluster=str(cluster),
         num_microbatches=program.num_streams * program.num_microbatches,
         num_streams=program.num_streams,
+        token_slices=() if slices is None else slices.lengths,
         schedule=ir.StringAttr(schedule["name"]).value,
         makespan_seconds=ir.FloatAttr(schedule["makespan_seconds"]).value,
         bubble_fraction=ir.FloatAttr(schedule["bubble"]).value,
-        # Layers of copies have numbers of their own in the IR.
+        # Layers of copies and slices have numbers of their own in the IR.
         stages=tuple(
-            replace(row, layers=rows[stage % count].layers) for stage, row in enumerate(rows)
+            replace(row, layers=_of_model(rows[stage % count].layers, names))
+            for stage, row in enumerate(rows)
         ),
     )
+
+
+def _of_model(layers: tuple[str, ...], names: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(names.get(layer, layer) for layer in layers)
 
 
 def _homes(program: StepProgram, meshes: list[str]) -> tuple[int, ...]:

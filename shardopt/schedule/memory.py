@@ -53,11 +53,12 @@ def peak_in_flight(tasks: Sequence[Task]) -> int:
 class LiveBytes:
     """`bytes` that a device of a mesh holds for each microbatch, from the start of the first of
     `tasks`, which are all of that mesh, to the end of the last. Where `taken_over`, only to its
-    start: what it makes takes the memory."""
+    start: what it makes takes the memory. What `stays` is there to the end of all."""
 
     tasks: tuple[StageTask, ...]
     bytes: int
     taken_over: bool = False
+    stays: bool = False
 
 
 def live_for_readers(
@@ -100,7 +101,7 @@ def memory_profiles(
             last = of_tasks.max(axis=0)
             if each.taken_over:
                 allocated[last] -= each.bytes
-            else:
+            elif not each.stays:
                 released[last] += each.bytes
     position = 0
     for mesh, tasks in enumerate(linked.schedule.tasks):

@@ -53,8 +53,6 @@ _USUAL_STAGES = 2
 # Stages a mesh that a search over schedules tries where any number may be.
 _SEARCHED_STAGES = (2, 3, 4)
 
-_TOKENS = "it cuts the tokens of a causal model, where plans cut the batch"
-
 
 def _chain(num_stages: int, num_meshes: int, kinds: tuple[TaskKind, ...]) -> StageGraph:
     return chain_graph(num_stages, kinds)
@@ -66,21 +64,21 @@ class ScheduleKind:
     has (or `SEVERAL`).
 
     `in_flight(stages, microbatches)`, where it is known, is what counting on the task list would
-    give. `simulated_only` says why plans cannot run it (empty: they can). `weight_ages(stages)`,
-    where given, are the updates by which the weights of each stage are too old: it computes another
-    step than the model does. `training` lists several of its steps in a row, with their updates,
-    for the simulator; `delayed` says that microbatches use the weights from before the last of them
-    (see `weight_versions`). `streams` pipelines share the meshes: its list has every stage of the
-    model so many times, and one number stands for so many microbatches. `mesh_multiple` must divide
-    the number of meshes. `graph` gives its tasks and what they wait for in a model that is a
-    chain."""
+    give. `cuts_tokens`: the stages of a mesh are slices of tokens that go through one stage of the
+    model. `weight_ages(stages)`, where given, are the updates by which the weights of each stage
+    are too old: it computes another step than the model does. `training` lists several of its steps
+    in a row, with their updates, for the simulator; `delayed` says that microbatches use the
+    weights from before the last of them (see `weight_versions`). `streams` pipelines share the
+    meshes: its list has every stage of the model so many times, and one number stands for so many
+    microbatches. `mesh_multiple` must divide the number of meshes. `graph` gives its tasks and what
+    they wait for in a model that is a chain."""
 
     name: str
     build: ScheduleBuilder
     kinds: tuple[TaskKind, ...] = _WHOLE
     stages_per_mesh: int = 1
     in_flight: Callable[[int, int], tuple[int, ...]] | None = None
-    simulated_only: str = ""
+    cuts_tokens: bool = False
     weight_ages: Callable[[int], tuple[int, ...]] | None = None
     training: ScheduleBuilder | None = None
     delayed: bool = False
@@ -114,7 +112,10 @@ class ScheduleKind:
 
     @property
     def planned(self) -> ScheduleKind:
-        """The kind with a definite number of stages a mesh, as the stage phase needs it."""
+        """The kind that stages are planned for, with a definite number of them a mesh. What goes
+        through the stages in slices holds as many microbatches as 1F1B."""
+        if self.cuts_tokens:
+            return SCHEDULES["1f1b"]
         return (
             self
             if self.stages_per_mesh != SEVERAL
@@ -131,9 +132,9 @@ class ScheduleKind:
 
     @property
     def is_offered(self) -> bool:
-        """Whether plans can run it, and compute with it what the model does: others are for users
-        to ask for."""
-        return not self.simulated_only and self.weight_ages is None
+        """Whether every model can run under it, and computes what it does by itself: others are for
+        users to ask for."""
+        return not self.cuts_tokens and self.weight_ages is None
 
     @property
     def is_plain(self) -> bool:
@@ -183,7 +184,7 @@ SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
                 "terapipe",
                 terapipe,
                 stages_per_mesh=SEVERAL,
-                simulated_only=_TOKENS,
+                cuts_tokens=True,
                 graph=terapipe_graph,
             ),
         )
@@ -213,18 +214,6 @@ def find_schedule(name: str) -> ScheduleKind:
             f"schedule '{name}': expected a number of stages a mesh behind ':', found '{count}'"
         )
     return replace(kind, name=name, stages_per_mesh=int(count))
-
-
-def find_runnable(name: str) -> ScheduleKind:
-    """The schedule called `name`; raises UserError for one that is unknown or only simulated."""
-    kind = find_schedule(name)
-    if kind.simulated_only:
-        runnable = ", ".join(each.name for each in SCHEDULES.values() if not each.simulated_only)
-        raise UserError(
-            f"schedule '{name}' is simulated only (see `shardopt schedule`): "
-            f"{kind.simulated_only}; plans run {runnable}"
-        )
-    return kind
 
 
 def build_schedule(

@@ -31,8 +31,7 @@ def _words(row: OptionRow) -> tuple[str, ...]:
     if row.field == "cluster":
         return presets()
     if row.field == "schedule":
-        runnable = (name for name, kind in SCHEDULES.items() if not kind.simulated_only)
-        return (AUTO, SEARCH, *runnable)
+        return (AUTO, SEARCH, *SCHEDULES)
     return (*map(str, row.choices), *((_UNSET,) if row.is_optional else ()))
 
 

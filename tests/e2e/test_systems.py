@@ -21,7 +21,7 @@ from tests.e2e.models import export_step, mixture
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "systems.md"
 COMMANDS = re.findall(r"^\|[^|]*\| `shardopt ([^`]*)` \|$", PAGE.read_text("utf-8"), re.MULTILINE)
 _WITH_EXPERTS = re.compile(r"--intra-op expert|deepspeed")
-_WITH_SEQUENCES = re.compile(r"--intra-op (sequence|summa-2d|2.5d|3d|ulysses|ring)")
+_WITH_SEQUENCES = re.compile(r"--intra-op (sequence|summa-2d|2.5d|3d|ulysses|ring)|terapipe")
 
 
 def momentum_step(layers: int = 4, width: int = 16) -> bytes:

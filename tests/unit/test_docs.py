@@ -43,6 +43,7 @@ UNUSED = (
     "shardopt.offload",
     "shardopt.recompute",
     "shardopt.streams",
+    "shardopt.token_slices",
     "shardopt.version_of",
     "shardopt.intra_op",
     "shardopt.no_batch",

@@ -80,12 +80,18 @@ def _derived(options: PlanOptions, phase: str) -> dict[str, object]:
     if phase == "stage":
         # The stage phase refuses schedules that are unknown.
         kind = SCHEDULES.get(_planned_for(options.schedule).partition(":")[0])
+        if options.token_slices != AUTO and not (kind is not None and kind.cuts_tokens):
+            raise UserError(
+                f"expected token_slices with schedule terapipe, found {options.schedule}"
+            )
         if kind is not None and kind.splits_backward:
             return {"split-backward": True}
         if kind is not None and kind.streams > 1:
             return {"mirror-stages": True}
         if kind is not None and kind.weight_ages is not None:
             return {"version-weights": True}
+        if kind is not None and kind.cuts_tokens:
+            return {"slice-tokens": True}
     return {}
 
 

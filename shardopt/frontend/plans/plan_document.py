@@ -60,9 +60,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         named = text is not None and not text.rows
         model = fingerprint(modules[plan.original])
     schedule = summary.schedule if named else plan.options.schedule
-    # Other pipelines are copies of the first.
-    count = len(summary.stages) // summary.num_streams
-    rows = zip(summary.stages[:count], methods[:count], strict=True)
+    # Other pipelines are copies of the first, and further slices go through the same stages.
+    rows = [(summary.stages[stage], methods[stage]) for stage in summary.model_stages]
     document = {
         "version": VERSION,
         "made_by": {"shardopt": __version__, "jaxlib": version("jaxlib")},
@@ -71,6 +70,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             **kept_options(plan.options),
             "microbatches": summary.num_microbatches,
             "schedule": schedule,
+            **_token_slices(summary),
         },
         "cluster": describe(cluster),
         "layers": layers,
@@ -81,6 +81,14 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }
     decisions = read_plan_file(document)[0].decisions()
     return {**document, "predicted": _predicted(summary, prediction, decisions)}
+
+
+def _token_slices(summary: PlanSummary) -> dict[str, str]:
+    """The lengths, whoever chose them; of one slice its number, as one number is that of slices."""
+    lengths = summary.token_slices
+    if not lengths:
+        return {}
+    return {"token_slices": ",".join(map(str, lengths)) if len(lengths) > 1 else "1"}
 
 
 def kept_options(options: PlanOptions) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def first_stage(plan: PlanFile, graph: MeshGraph, number: int) -> int:
     """The stage of the file that says how the values of a mesh are sharded: its first. `number` is
     that of the mesh, for one without fragments. Raises UserError where another stage of the mesh
     says something."""
-    stages = sorted(set(graph.stages.values())) or [number]
+    stages = sorted({stage // graph.slices for stage in graph.stages.values()}) or [number]
     for stage in stages[1:]:
         if stage < len(plan.stages) and plan.stages[stage].shardings is not None:
             raise UserError(

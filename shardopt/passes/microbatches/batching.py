@@ -54,14 +54,12 @@ class Microbatch:
         outside."""
         if op.name == "stablehlo.constant" and results[0] is not None:
             return [resized(op, self.block_type(op.results[0].type, results[0]))]
-        new = op.clone()
-        _replace_operands(new, op, operands)
-        for old, result, split in zip(op.results, new.results, results, strict=True):
-            result.set_type(self.block_type(old.type, split))
+        types = [
+            self.block_type(old.type, split) for old, split in zip(op.results, results, strict=True)
+        ]
+        new = clone_resized(op, operands, types)
         if op.name == "stablehlo.iota" and results[0] is not None:
             return [self._advance(new, results[0])]
-        elif op.name in _EXTENTS:
-            _shrink_extents(new, shape_of(op.operands[0]))
         return list(new.results)
 
     def _advance(self, iota: ir.Operation, split: Split) -> ir.Value:
@@ -102,6 +100,20 @@ class Microbatch:
         if reducer != "add" or self.count == 1:
             return value
         return stablehlo.MulOp(value, splat_constant(value.type, self.count)).result
+
+
+def clone_resized(
+    op: ir.Operation, operands: Sequence[ir.Value], types: Sequence[ir.Type]
+) -> ir.Operation:
+    """`op` at the current insertion point with results of other extents, made of `operands`: its
+    operands at these extents, then the values its regions read from outside."""
+    new = op.clone()
+    _replace_operands(new, op, operands)
+    for result, type_ in zip(new.results, types, strict=True):
+        result.set_type(type_)
+    if op.name in _EXTENTS:
+        _shrink_extents(new, shape_of(op.operands[0]))
+    return new
 
 
 def blocks_type(type_: ir.Type, split: Split, count: int) -> ir.RankedTensorType:

@@ -22,6 +22,7 @@ from shardopt.dialect.mpmd import read_topology
 from shardopt.dialect.prediction import read_prediction
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.dialect.schedule import write_schedule
+from shardopt.dialect.token_slices import read_token_slices
 from shardopt.extract.pipeline_graph import (
     PipelineGraph,
     peak_bytes,
@@ -50,6 +51,10 @@ _MOST_TASKS = 10_000
 def _chosen(program: StepProgram, pipeline: PipelineGraph) -> tuple[ScheduleText, SimulationResult]:
     """The schedule that the stages were planned for, or a shorter one that holds no more than that
     on any mesh."""
+    if read_token_slices(program.loop) is not None:
+        # An order of its own could begin one sum over slices before the other is through.
+        text = ScheduleText("terapipe")
+        return text, simulate_pipeline(text, pipeline, program.num_microbatches)
     planned = read_prediction(program.loop)
     name = planned.schedule if planned is not None else usual_schedule(pipeline.stage_to_mesh)
     work = workload(pipeline, program.num_microbatches)

@@ -46,7 +46,7 @@ from shardopt.passes.stages.placing import (
 )
 from shardopt.planfile.parts import VERSION, PlanFile
 from shardopt.planfile.plan_file import load_plan_file
-from shardopt.schedule.schedules import AUTO, find_runnable
+from shardopt.schedule.schedules import AUTO, find_schedule
 from shardopt.support.errors import UserError
 
 
@@ -93,7 +93,7 @@ class ChooseStages(Pass):
         cluster = with_profile(cluster_for(self.cluster, plan_file), self.profile)
         check_budget(cluster, self.memory_budget)
         if self.schedule != AUTO:
-            find_runnable(self.schedule)
+            find_schedule(self.schedule)
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:

@@ -20,7 +20,7 @@ from shardopt.passes.stages.open_configs import open_configs, with_offload, with
 from shardopt.passes.stages.placing import ChosenStages, usual_for
 from shardopt.passes.stages.read_step import check_clustered, read_step
 from shardopt.planfile.parts import PlannedStage
-from shardopt.schedule.schedules import AUTO, ScheduleKind, find_runnable, searched_schedules
+from shardopt.schedule.schedules import AUTO, ScheduleKind, find_schedule, searched_schedules
 from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.candidates import CandidateProblem
@@ -72,7 +72,7 @@ class StageChooser:
         unknown schedule."""
         schedule = self.options.schedule
         # `auto` compares only schedules of one stage a mesh, for which 1F1B stands here.
-        return find_runnable("1f1b" if schedule == AUTO else schedule).planned
+        return find_schedule("1f1b" if schedule == AUTO else schedule).planned
 
     def _search(self, program: StepProgram, kind: ScheduleKind) -> ChosenStages:
         planner = self._planner(kind)

@@ -36,6 +36,7 @@ from shardopt.dialect.mpmd import (
 from shardopt.dialect.prediction import PREDICTED
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.dialect.stages import STAGES, read_stages, stage_of_layers
+from shardopt.dialect.token_slices import TOKEN_SLICES
 from shardopt.extract.layered_body import read_body
 from shardopt.extract.op_graph import read_tensor, reads
 from shardopt.graph.op_graph import SHARED
@@ -48,7 +49,7 @@ from shardopt.passes.stages.read_step import check_clustered
 from shardopt.solve.stages.body.backward import backward_rows
 
 # What was decided about stages stands on the loop, whatever its operands are.
-_DECISIONS = (IN_FLIGHT, RECOMPUTE, OFFLOAD, INTRA_OP, PREDICTED, STREAMS)
+_DECISIONS = (IN_FLIGHT, RECOMPUTE, OFFLOAD, INTRA_OP, PREDICTED, STREAMS, TOKEN_SLICES)
 
 
 @dataclass(frozen=True)

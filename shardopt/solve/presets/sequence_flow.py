@@ -8,7 +8,7 @@ the sequence goes on with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardopt.graph.op_graph import Op, OpGraph
@@ -19,7 +19,7 @@ from shardopt.solve.presets.weights import dim_of
 from shardopt.solve.sharding.strategies.factors import shardable_factors
 
 # What keeps the dimensions of its first operand and changes their extents.
-_RESIZING = frozenset({"concatenate", "dynamic_slice", "pad", "slice"})
+RESIZING = frozenset({"concatenate", "dynamic_slice", "pad", "slice"})
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,22 @@ class SequenceFlow:
     heads: tuple[int, ...]
 
 
-def follow_sequence(graph: OpGraph, flow: BatchFlow, axis: str) -> SequenceFlow:
-    """Along `axis`. Of a graph without attention, or whose attention is not over a sequence,
-    nothing."""
-    origins = _Origins(graph, flow)
+@dataclass
+class Sequences:
+    """The sequences that attention is over: see `SequenceFlow`."""
+
+    seeds: dict[int, int]
+    attention: dict[int, AttentionDims]
+    extents: list[int]
+    heads: list[int]
+
+
+def find_sequences(
+    graph: OpGraph, depends: Sequence[bool], batch: Sequence[int | None]
+) -> Sequences:
+    """Where they start and which operations are about scores. `depends` says of each tensor whether
+    it is made of the batch, `batch` on which dimension it carries that, where this is known."""
+    origins = _Origins(graph, depends, batch)
     seeds: dict[int, int] = {}
     attention: dict[int, AttentionDims] = {}
     extents: list[int] = []
@@ -55,20 +67,28 @@ def follow_sequence(graph: OpGraph, flow: BatchFlow, axis: str) -> SequenceFlow:
         rows = next((factor for factor, found in of_rows.items() if found), None)
         if rows is None:
             continue
-        batch = carried_factor(graph, first.op, flow.dims)
-        heads = [f for f in first.both if f != batch and not list(origins.of(*first.dim(0, f)))]
+        examples = carried_factor(graph, first.op, batch)
+        heads = [f for f in first.both if f != examples and not list(origins.of(*first.dim(0, f)))]
         place.name(rows, heads[0] if heads else None)
         seeds |= of_rows[rows] | dict(origins.of(*first.dim(first.key, first.keys)))
         attention |= dict.fromkeys(place.ops, place)
         extents.append(first.sizes[rows])
         counts.append(first.sizes[heads[0]] if heads else 1)
+    return Sequences(seeds, attention, extents, counts)
+
+
+def follow_sequence(graph: OpGraph, flow: BatchFlow, axis: str) -> SequenceFlow:
+    """Along `axis`. Of a graph without attention, or whose attention is not over a sequence,
+    nothing."""
+    found = find_sequences(graph, flow.depends, flow.dims)
+    origins = _Origins(graph, flow.depends, flow.dims)
     for op in graph.ops:
         for tensor, dim in rings(op, axis):
-            seeds |= dict(origins.of(tensor, dim))
-            extents.append(graph.tensors[tensor].shape[dim])
-    dims, factors, joins = _spread(graph, flow, seeds, attention, axis)
-    found = (tuple(dict.fromkeys(each)) for each in (extents, counts))
-    return SequenceFlow(seeds, tuple(dims), tuple(factors), attention, joins, *found)
+            found.seeds |= dict(origins.of(tensor, dim))
+            found.extents.append(graph.tensors[tensor].shape[dim])
+    dims, factors, joins = _spread(graph, flow, found.seeds, found.attention, axis)
+    counts = (tuple(dict.fromkeys(each)) for each in (found.extents, found.heads))
+    return SequenceFlow(found.seeds, tuple(dims), tuple(factors), found.attention, joins, *counts)
 
 
 def rings(op: Op, axis: str) -> list[tuple[int, int]]:
@@ -88,7 +108,8 @@ def rings(op: Op, axis: str) -> list[tuple[int, int]]:
 @dataclass(frozen=True)
 class _Origins:
     graph: OpGraph
-    flow: BatchFlow
+    depends: Sequence[bool]
+    batch: Sequence[int | None]
 
     def of(self, tensor: int, dim: int) -> Iterator[tuple[int, int]]:
         """Where a dimension of an activation starts: inputs, and values that are made of others
@@ -96,7 +117,7 @@ class _Origins:
         seen, pending = set[tuple[int, int]](), [(tensor, dim)]
         while pending:
             here = tensor, dim = pending.pop()
-            if here in seen or not self.flow.depends[tensor] or self.flow.dims[tensor] == dim:
+            if here in seen or not self.depends[tensor] or self.batch[tensor] == dim:
                 continue
             seen.add(here)
             producer = self.graph.producers()[tensor]
@@ -123,7 +144,7 @@ class _Origins:
             if (place := dim_of(mapping, factor)) is not None
             and leading_factor(mapping[place], op.rule.sizes) == factor
         ]
-        of_batch = [(operand, place) for operand, place in carriers if self.flow.depends[operand]]
+        of_batch = [(operand, place) for operand, place in carriers if self.depends[operand]]
         return bool(carriers) and not of_batch, of_batch
 
 
@@ -162,4 +183,4 @@ def _spread(
 def _dim_of_result(op: Op, position: int, factor: int | None, dims: list[int | None]) -> int | None:
     if factor is not None and op.rule is not None:
         return dim_led_by(op.rule.results[position], op.rule.sizes, factor)
-    return dims[op.operands[0]] if op.name in _RESIZING and op.operands else None
+    return dims[op.operands[0]] if op.name in RESIZING and op.operands else None

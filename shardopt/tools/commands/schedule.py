@@ -259,12 +259,11 @@ def _comparison(pipeline: EvenPipeline) -> Table:
     )
     for column in ("makespan", "bubble", "activations", "weights"):
         table.add_column(column, justify="right")
-    table.add_column("in plans")
     for name, kind in SCHEDULES.items():
         try:
             result = pipeline.simulate(name)
         except UserError as error:
-            table.add_row(name, "–", "–", "–", "–", str(error).removeprefix(f"schedule '{name}' "))
+            table.add_row(name, "–", "–", "–", str(error).removeprefix(f"schedule '{name}' "))
             continue
         table.add_row(
             name,
@@ -272,6 +271,5 @@ def _comparison(pipeline: EvenPipeline) -> Table:
             f"{result.bubble_fraction:.1%}",
             f"{pipeline.activations(kind, result):g}",
             f"{pipeline.weights(kind, result.schedule)}",
-            "simulated only" if kind.simulated_only else "runs",
         )
     return table

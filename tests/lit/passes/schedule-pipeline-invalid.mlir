@@ -8,7 +8,6 @@
 // RUN: not shardopt-opt %S/Inputs/two-stages.mlir --shardopt-schedule-pipeline="schedule=%t.none.csv" 2>&1 | FileCheck %s --check-prefix=FILE
 // RUN: printf '0F0,0F1\n1F0,1F1\n' > %t.short.csv
 // RUN: not shardopt-opt %S/Inputs/two-stages.mlir --shardopt-schedule-pipeline="schedule=%t.short.csv" 2>&1 | FileCheck %s --check-prefix=SHORT
-// RUN: not shardopt-opt %S/Inputs/two-stages.mlir --shardopt-schedule-pipeline="schedule=terapipe" 2>&1 | FileCheck %s --check-prefix=SIMULATED
 // RUN: printf '0F0,0F1,0B0,0A0,0B1\n1F0,1B0,1F1,1B1\n' > %t.apply.csv
 // RUN: not shardopt-opt %S/Inputs/two-stages.mlir --shardopt-schedule-pipeline="schedule=%t.apply.csv" 2>&1 | FileCheck %s --check-prefix=APPLY
 // RUN: printf '0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n' > %t.circle.csv
@@ -21,7 +20,6 @@
 // LOOP: error: expected one mpmd.for in @main (run the microbatch phase first), found 0
 // FILE: error: cannot read the schedule '{{.*}}none.csv': No such file or directory
 // SHORT: error: schedule '{{.*}}short': task 0B0
-// SIMULATED: error: schedule 'terapipe' is simulated only (see `shardopt schedule`): it cuts the tokens of a causal model
 // APPLY: error: schedule '{{.*}}apply': task 0A0 changes weights within a step, which plans cannot run
 // CIRCLE: error: schedule '{{.*}}circle': deadlock: mesh 0 waits before 0B0 (task 2 of 4) for 1F0, mesh 1 waits before 1F1 (task 1 of 4) for 0F1
 func.func @main() {

@@ -33,6 +33,12 @@
 // RUN: not shardopt-opt %t.transfer --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=TRANSFER
 // RUN: sed -e 's/iterations = 2 : ui32/&, shardopt.intra_op = ["data"]/' %S/Inputs/two-stages.mlir > %t.methods
 // RUN: not shardopt-opt %t.methods --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=METHODS
+// RUN: sed -e 's/iterations = 2 : ui32/&, shardopt.token_slices = {lengths = array<i64: 3, 0>, layers = array<i64: 0, 1, 1>}/' %S/Inputs/two-stages.mlir > %t.slices
+// RUN: not shardopt-opt %t.slices --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=SLICES
+// RUN: sed -e 's/iterations = 2 : ui32/&, shardopt.in_flight = array<i64: 2, 1>, shardopt.token_slices = {lengths = array<i64: 3, 1>, layers = array<i64: 0, 1, 2>}/' %S/Inputs/two-stages.mlir > %t.sliced
+// RUN: not shardopt-opt %t.sliced --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=SLICED
+// RUN: sed -e 's/iterations = 2 : ui32/&, shardopt.token_slices = {lengths = array<i64: 3, 1>}/' %S/Inputs/two-stages.mlir > %t.half
+// RUN: not shardopt-opt %t.half --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=HALF
 // RUN: sed -e 's/stage=1> (%%h1/stage=99> (%%h1/' %S/Inputs/two-stages.mlir > %t.far
 // RUN: not shardopt-opt %t.far --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=FAR
 // RUN: sed -e 's/"m1" : <\["x"=2\]>/"m1" : <["x"=2, "z"=1048576]>/' -e 's/shardopt.devices = \[array<i64: 0, 1>, array<i64: 2, 3>\]/shardopt.other = 0/' %S/Inputs/two-stages.mlir > %t.big
@@ -61,6 +67,10 @@
 // TYPE: note: expected 'shardopt.cost' of the form {seconds = {{.*}}}, found "3" as seconds
 // TYPE: note: expected 'shardopt.kind' of the form "fwd", found 7 : i64
 // NOKIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' {{.*}} on the fragment here, found none
+// SLICES: error: expected lengths from 1 in 'shardopt.token_slices', found [3, 0]
+// SLICES: note: expected layers that grow from 0 in 'shardopt.token_slices', found [0, 1, 1]
+// SLICED: error: expected slices of 2 stages in 'shardopt.token_slices', found 4
+// HALF: error: expected 'shardopt.token_slices' to have lengths and layers, found {lengths = array<i64: 3, 1>}
 // METHODS: error: expected 2 names in 'shardopt.intra_op', found 1
 // STAGE: error: expected a stage on the fragment of mesh 'm1', found none
 // HOME: error: expected stage 0 on mesh 'm0', found its fwd fragment on mesh 'm1'

@@ -1,0 +1,1 @@
+"""Causal models, cut along their tokens."""
