@@ -22,7 +22,7 @@
 // FIXED: error: older versions of weights: expected a step that is given weights and returns new ones in their place (donated arguments), found none
 // SOURCE: error: argument 4: expected the number of a donated argument, found 2
 // KEPT: error: argument 4: expected an older version to be replaced by a result behind those of other arguments
-// TYPE: error: argument 2: expected the type of argument 1, found tensor<4xf32> and tensor<i32>
+// TYPE: error: argument 3: expected the type of argument 1, found tensor<4xf32> and tensor<i32>
 // FIRST: error: argument 0: expected older versions behind all other arguments
 func.func @main() {
   return
