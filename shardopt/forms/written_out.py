@@ -1,0 +1,113 @@
+"""Calls of functions with fragments, and loops of fragments, in programs that others wrote.
+
+    %r = mpmd.for (%x) {iterations = 2} (%c, %i) {      %1 = mpmd.fragment … (%x)
+      %1 = mpmd.fragment … (%c)                     =>  %r = mpmd.fragment … (%1)
+      mpmd.return %1 }
+
+Only our microbatch loop, which calls one function, is there at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import mpmd, stablehlo
+
+from shardopt.dialect.mpmd import origin_attr, parse_mesh_tensor
+from shardopt.ir.diagnostics import DiagnosedError, diagnostic
+from shardopt.ir.rewriting import splice_block
+
+_CALL, _LOOP, _RETURN = "mpmd.call", "mpmd.for", "mpmd.return"
+# Programs are of this many operations at most when they are written out.
+_MAX_WRITTEN_OUT = 1 << 16
+
+
+def write_out(main: ir.Operation, by_name: Mapping[str, ir.Operation]) -> bool:
+    """Put the bodies of calls, and of loops but the microbatch loop, into `main`, from the
+    functions of the module by name. Whether there were any. Raises DiagnosedError for more
+    operations than anybody runs."""
+    ops = [op.operation for op in main.regions[0].blocks[0]]
+    if not any(op.name == _CALL or _is_foreign_loop(op) for op in ops):
+        return False
+    _Writer(by_name).write_out(ops)
+    return True
+
+
+def _is_foreign_loop(op: ir.Operation) -> bool:
+    """Ours is a call of the function that does a microbatch."""
+    if op.name != _LOOP:
+        return False
+    return [each.operation.name for each in op.regions[0].blocks[0]] != [_CALL, _RETURN]
+
+
+class _Writer:
+    """Puts the bodies of calls and loops in their place. MLIR's verifier knows no calls in called
+    functions."""
+
+    def __init__(self, by_name: Mapping[str, ir.Operation]) -> None:
+        self.by_name = by_name
+        self.written = 0
+
+    def write_out(self, ops: Sequence[ir.Operation]) -> None:
+        for op in ops:
+            if op.name == _CALL:
+                name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+                _replace(op, self._splice(self.by_name[name], list(op.operands), op))
+            elif _is_foreign_loop(op):
+                self._write_loop(op)
+
+    def _write_loop(self, loop: ir.Operation) -> None:
+        index = loop.regions[0].blocks[0].arguments[-1]
+        values = list(loop.operands)
+        for number in range(ir.IntegerAttr(loop.attributes["iterations"]).value):
+            # nobody reads what stands for an index that nobody reads
+            counter = _number(index, number, loop) if list(index.uses) else index
+            values = self._splice(loop, [*values, counter], loop)
+        _replace(loop, values)
+
+    def _splice(
+        self,
+        owner: ir.Operation,
+        arguments: Sequence[ir.Value],
+        anchor: ir.Operation,
+    ) -> list[ir.Value]:
+        """What a copy of the body of `owner`, put before `anchor`, returns."""
+        copy = owner.clone(ip=False)
+        block = copy.regions[0].blocks[0]
+        body, end = splice_block(block, arguments, anchor)
+        self.written += len(body)
+        if self.written > _MAX_WRITTEN_OUT:
+            raise _error(
+                anchor,
+                f"expected loops and calls of at most {_MAX_WRITTEN_OUT} operations in all when "
+                "they are written out, found more",
+            )
+        self.write_out(body)
+        values = list(end.operands)
+        copy.erase()
+        return values
+
+
+def _number(index: ir.Value, number: int, loop: ir.Operation) -> ir.Value:
+    """The number of an iteration, made where the loop wants it."""
+    wanted = parse_mesh_tensor(index.type)
+    with loop.location, ir.InsertionPoint(loop):
+        fragment = mpmd.FragmentOp(
+            [index.type], [], origin_attr(["iteration"]), wanted.mesh
+        ).operation
+        tensor = ir.RankedTensorType(wanted.tensor)
+        with ir.InsertionPoint(fragment.regions[0].blocks.append()):
+            value = ir.IntegerAttr.get(tensor.element_type, number)
+            splat = ir.DenseElementsAttr.get_splat(tensor, value)
+            mpmd.ReturnOp([stablehlo.constant(splat)])
+    return fragment.results[0]
+
+
+def _replace(op: ir.Operation, values: Sequence[ir.Value]) -> None:
+    for result, value in zip(op.results, values, strict=True):
+        result.replace_all_uses_with(value)
+    op.erase()
+
+
+def _error(op: ir.Operation, message: str) -> DiagnosedError:
+    return DiagnosedError(diagnostic("error", op, message))
