@@ -57,9 +57,11 @@ class _Writer:
                 self._write_loop(op)
 
     def _write_loop(self, loop: ir.Operation) -> None:
-        index = loop.regions[0].blocks[0].arguments[-1]
-        values = list(loop.operands)
-        for number in range(ir.IntegerAttr(loop.attributes["iterations"]).value):
+        block = loop.regions[0].blocks[0]
+        iterations = ir.IntegerAttr(loop.attributes["iterations"]).value
+        self._check(loop, iterations * len(block.operations))
+        index, values = block.arguments[-1], list(loop.operands)
+        for number in range(iterations):
             # nobody reads what stands for an index that nobody reads
             counter = _number(index, number, loop) if list(index.uses) else index
             values = self._splice(loop, [*values, counter], loop)
@@ -76,16 +78,22 @@ class _Writer:
         block = copy.regions[0].blocks[0]
         body, end = splice_block(block, arguments, anchor)
         self.written += len(body)
-        if self.written > _MAX_WRITTEN_OUT:
-            raise _error(
-                anchor,
-                f"expected loops and calls of at most {_MAX_WRITTEN_OUT} operations in all when "
-                "they are written out, found more",
-            )
+        self._check(anchor, 0)
         self.write_out(body)
         values = list(end.operands)
         copy.erase()
         return values
+
+    def _check(self, op: ir.Operation, more: int) -> None:
+        if self.written + more > _MAX_WRITTEN_OUT:
+            raise DiagnosedError(
+                diagnostic(
+                    "error",
+                    op,
+                    f"expected loops and calls of at most {_MAX_WRITTEN_OUT} operations in all "
+                    "when they are written out, found more",
+                )
+            )
 
 
 def _number(index: ir.Value, number: int, loop: ir.Operation) -> ir.Value:
@@ -107,7 +115,3 @@ def _replace(op: ir.Operation, values: Sequence[ir.Value]) -> None:
     for result, value in zip(op.results, values, strict=True):
         result.replace_all_uses_with(value)
     op.erase()
-
-
-def _error(op: ir.Operation, message: str) -> DiagnosedError:
-    return DiagnosedError(diagnostic("error", op, message))
