@@ -59,17 +59,8 @@ class LinkedHosts:
     def __enter__(self) -> LinkedHosts:
         try:
             self._connect()
-            common = ("--num-cpus=2", "--disable-usage-stats")
-            head = (
-                "--head",
-                f"--port={_PORT}",
-                "--include-dashboard=false",
-                f"--temp-dir={self._folder}",
-            )
-            for number, address in enumerate(self._addresses):
-                role = (f"--address={self.address}",) if number else head
-                where = f"--node-ip-address={address}"
-                self._ray(number, ("start", *role, where, *common))
+            for number in range(len(self.names)):
+                self.join(number)
         except BaseException:
             self.close()
             raise
@@ -90,13 +81,31 @@ class LinkedHosts:
             inside, env=self.environment, capture_output=True, text=True, timeout=timeout
         )
 
+    def join(self, number: int) -> None:
+        """Start the node of a host; the first one is the head of the cluster."""
+        head = (
+            "--head",
+            f"--port={_PORT}",
+            "--include-dashboard=false",
+            f"--temp-dir={self._folder}",
+        )
+        role = (f"--address={self.address}",) if number else head
+        where = f"--node-ip-address={self._addresses[number]}"
+        self._ray(number, ("start", *role, where, "--num-cpus=2", "--disable-usage-stats"))
+
+    def processes(self, name: str) -> list[int]:
+        listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+        return [int(process) for process in listed.stdout.split()]
+
+    def kill(self, name: str) -> None:
+        """End all that runs in a namespace, which is what was started there and nothing else."""
+        for process in self.processes(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
     def close(self) -> None:
-        """End all that runs in the namespaces, which is what was started there and nothing else."""
         for name in (*self.names, self._switch):
-            listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
-            for process in listed.stdout.split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(process), signal.SIGKILL)
+            self.kill(name)
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
