@@ -54,7 +54,7 @@ from shardopt.passes.stages.token_slicing import TokenSlicer
 from shardopt.schedule.schedules import in_flight
 from shardopt.schedule.token_slices import token_slices
 from shardopt.solve.tokens.slice_costs import StageDevices, slice_seconds, unit_borders
-from shardopt.solve.tokens.token_axis import TokenAxis, UncutError, find_token_axis
+from shardopt.solve.tokens.token_axis import Kind, TokenAxis, UncutError, find_token_axis
 from shardopt.support.errors import UserError
 
 _SCHEDULE = "terapipe"
@@ -90,6 +90,7 @@ class SliceTokens(Pass):
         module, handles = program.module, found.reader.handles
         try:
             axis = find_token_axis(found.body)
+            _check_layers(found, axis)
             lengths = self._lengths(program, stages, found, axis)
         except UncutError as error:
             op, notes = handles[error.op], list[tuple[ir.Operation, str]]()
@@ -144,6 +145,19 @@ def _check_stages(stages: Sequence[PlacedStage]) -> None:
         raise UserError(
             f"slices of tokens: expected each stage on a mesh of its own, found {', '.join(homes)}"
         )
+
+
+def _check_layers(found: TokenRows, axis: TokenAxis) -> None:
+    """Each slice goes through every layer. Raises UncutError."""
+    layers = [ir.IntegerAttr(handle.attributes[LAYER]).value for handle in found.reader.handles]
+    of_slices = {
+        layer
+        for layer, how in zip(layers, axis.ops, strict=True)
+        if how.kind not in (Kind.CONST, Kind.WHOLE)
+    }
+    for index, layer in enumerate(layers):
+        if layer not in (SHARED, *of_slices):
+            raise UncutError("runs on all tokens at once, as does all of its layer", index)
 
 
 def _devices(program: StepProgram, stages: Sequence[PlacedStage]) -> list[StageDevices]:

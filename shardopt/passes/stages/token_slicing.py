@@ -170,6 +170,9 @@ class TokenSlicer:
         tokens = self._tokens(value)
         if tokens.kind is Kind.CONST:
             return self._constant(value, k, self._windows(op, how, number, k), at)
+        is_cut = how.rows is not None or how.keys is not None
+        if is_cut and tokens.kind in (Kind.WHOLE, Kind.TERM):
+            return self._part(self._whole(value, k), self._windows(op, how, number, k), at)
         if tokens.kind is Kind.ROWS and how.keys is not None:
             split = operand_split(op, number, how.keys)
             if split is not None and split == tokens.rows:
@@ -288,9 +291,12 @@ class TokenSlicer:
     def _cut_out(
         self, value: ir.Value, k: int, windows: Sequence[Window], at: _Layered
     ) -> ir.Value:
-        whole = self._whole_constant(value, k)
+        return self._part(self._whole_constant(value, k), windows, at)
+
+    def _part(self, whole: ir.Value, windows: Sequence[Window], at: _Layered) -> ir.Value:
         for window in windows:
-            whole = at.slice(whole, window)
+            if (window.start, window.stop) != (0, self.extent):
+                whole = at.slice(whole, window)
         return whole
 
     def _narrowed(

@@ -7,7 +7,8 @@ A value is of one of five kinds:
 * ROWS: one dimension carries the tokens, and slice k is a value of slice k;
 * SCORES: of queries and keys; slice k has its queries, and the keys of all slices up to k;
 * TERM: a sum over tokens; each slice has a term of it (gradients of weights, the loss);
-* WHOLE: known when all slices are through.
+* WHOLE: known when all slices are through. What is known behind all forwards may be read by the
+  backward of each slice, as the gradient of a shifted loss, or of a square of a mean.
 
 Tokens are followed through the factors of the sharding rules, as the batch is by
 `shardopt.solve.microbatches.time_axis`. The one place in which tokens meet is attention. There, a
@@ -55,7 +56,8 @@ _OF_ALL = frozenset({Kind.TERM, Kind.WHOLE})
 @dataclass(frozen=True)
 class Tokens:
     """The kind of a value; of ROWS and SCORES where its tokens (queries) lie, of SCORES where its
-    keys do, of TERM how terms combine. CONST values may carry tokens, too: those of the batch.
+    keys do, of TERM how terms combine. CONST values may carry tokens, too, those of the batch, and
+    WHOLE ones, which slices cut.
 
     `light` values are made of the batch and of constants. `late` ones need later slices."""
 
@@ -141,6 +143,7 @@ class _Walk:
         self.makers = body.graph.producers()
         self.causality = Causality(body.graph, body.literals)
         self.tokens = [self._input(tensor) for tensor in range(len(body.graph.tensors))]
+        self.last = max(body.stages, default=0)
         self.carried = set(body.carried)  # and what is made of nothing else
         self.zeros = {t for t, number in body.literals.splats.items() if number == 0}
         # A value of all tokens, or a term of one -> the operation that asked for them, and why.
@@ -166,29 +169,23 @@ class _Walk:
         if kinds <= {Kind.CONST}:
             if light or not any(map(self._carries, operands)):
                 return self._constant(index, op, operands, light)
-        elif not kinds & {Kind.ROWS, Kind.SCORES}:
+        elif not kinds & {Kind.ROWS, Kind.SCORES} and not self._cuts_whole(index, op):
             return self._of_sums(index, op, operands)
-        late = any(each.late for each in operands)
+        late = any(each.late or each.kind in _OF_ALL for each in operands)
         if self.carried.intersection(op.operands) and Kind.SCORES not in kinds:
-            return self._at_once(index, op, late, "joins tokens to what microbatches carry on")
+            return self._at_once(index, op, "joins tokens to what microbatches carry on")
         try:
             return self._cut(index, op, operands, late)
         except _Refused as reason:
             # Scores are made nowhere as a whole, nor are tokens that enter the model.
             if Kind.SCORES in kinds or kinds <= {Kind.CONST}:
                 raise UncutError(str(reason), index) from None
-            return self._at_once(index, op, late, str(reason))
+            return self._at_once(index, op, str(reason))
 
     # ---- on all tokens ----
 
     def _constant(self, index: int, op: Op, operands: Sequence[Tokens], light: bool) -> SlicedOp:
         """Of the batch alone it may carry tokens, in one piece."""
-        cuts = {
-            cut
-            for number, each in enumerate(operands)
-            if each.rows is not None and (cut := self._located(op, number, each.rows)) is not None
-        }
-        cut = next(iter(cuts)) if len(cuts) == 1 else None
         if self.carried.intersection(op.operands):
             self.carried.update(op.results)
         if op.name in _KEEPS_ZEROS and op.operands[0] in self.zeros:
@@ -197,37 +194,69 @@ class _Walk:
             split = self._start(result)
             if split is not None and not light:
                 raise UncutError("makes the tokens of attention in another order or number", index)
-            if split is None and cut is not None and not moves_along(op, cut):
-                split = result_split(op, number, cut)
-            elif split is None and op.name in RESIZING and operands[0].rows is not None:
-                dim = operands[0].rows.dim
-                split = Split(dim, 1, self.graph.tensors[result].shape[dim])
+            split = split or self._kept_rows(op, number, operands)
             self.tokens[result] = Tokens(Kind.CONST, split if light else None, light=light)
         return SlicedOp(Kind.CONST)
 
-    def _at_once(self, index: int, op: Op, late: bool, reason: str = "") -> SlicedOp:
+    def _kept_rows(self, op: Op, number: int, operands: Sequence[Tokens]) -> Split | None:
+        """Where a result carries the tokens of the operands, in whatever number or order."""
+        cuts = {
+            cut
+            for k, each in enumerate(operands)
+            if each.rows is not None and (cut := self._located(op, k, each.rows)) is not None
+        }
+        cut = next(iter(cuts)) if len(cuts) == 1 else None
+        if cut is not None and not moves_along(op, cut):
+            return result_split(op, number, cut)
+        if op.name not in RESIZING or operands[0].rows is None:
+            return None
+        dim = operands[0].rows.dim
+        return Split(dim, 1, self.graph.tensors[op.results[number]].shape[dim])
+
+    def _at_once(self, index: int, op: Op, reason: str = "") -> SlicedOp:
         asked = [self.asked[t] for t in op.operands if t in self.asked]
         origin, reason = asked[0] if asked else (index, reason)
         place = self.body.attention.get(index)
         if place is not None and place.factor(index, "rows") is not None:
             raise UncutError(reason, origin, None if origin == index else index)
-        backwards = late or index in self.body.backward
-        for result in op.results:
-            self.tokens[result] = Tokens(Kind.WHOLE, late=backwards)
+        backwards = any(map(self._is_of_backwards, op.operands))
+        operands = [self.tokens[tensor] for tensor in op.operands]
+        for number, result in enumerate(op.results):
+            rows = self._kept_rows(op, number, operands)
+            self.tokens[result] = Tokens(Kind.WHOLE, rows, late=backwards)
             self.asked[result] = origin, reason
         return SlicedOp(Kind.WHOLE, backwards=backwards)
+
+    def _is_of_backwards(self, tensor: int) -> bool:
+        """Whether the backward of a slice has a part in it."""
+        tokens = self.tokens[tensor]
+        sliced_backwards = tokens.is_sliced and self.makers[tensor] in self.body.backward
+        return tokens.late or sliced_backwards
+
+    def _cuts_whole(self, index: int, op: Op) -> bool:
+        """Whether slices share the work on a value that is there as a whole. Cheap work is not
+        shared: more may follow that needs all of it."""
+        carriers = [t for t in op.operands if self._carries(self.tokens[t])]
+        return op.name in _HEAVY and any(self._is_ready(t, index) for t in carriers)
+
+    def _is_ready(self, tensor: int, reader: int) -> bool:
+        """Whether what is known when all slices are through is known to an operation of a slice:
+        behind all forwards, to a backward. In the last stage this may be any, as its last slice
+        turns around."""
+        turned = reader in self.body.backward or self._stage(reader) == self.last
+        of_all = self.tokens[tensor].kind in _OF_ALL
+        return of_all and turned and not self._is_of_backwards(tensor)
 
     def _of_sums(self, index: int, op: Op, operands: Sequence[Tokens]) -> SlicedOp:
         """On terms where it is linear in them; otherwise behind all slices. Terms do not leave
         their stage: their sum does."""
-        late = any(each.late for each in operands)
         terms = {
             number
             for number, each in enumerate(operands)
             if each.kind is Kind.TERM and self._stage_of(op.operands[number]) == self._stage(index)
         }
         if not self._keeps_terms(op, operands, terms):
-            return self._at_once(index, op, late)
+            return self._at_once(index, op)
         adds = op.name == "add" and len(terms) == 1
         reducer = operands[min(terms)].reducer
         late = any(operands[number].late for number in terms)
@@ -283,7 +312,7 @@ class _Walk:
         if op.rule is None:
             raise _Refused("of tokens has no sharding rule")
         for number, each in enumerate(operands):
-            if each.kind in _OF_ALL:
+            if each.kind in _OF_ALL and not self._is_ready(op.operands[number], index):
                 origin, reason = self.asked[op.operands[number]]
                 raise UncutError(reason, origin, index)
             captured = number >= len(op.rule.operands)
@@ -301,7 +330,7 @@ class _Walk:
                 continue
             cut = self._located(op, number, each.rows)
             if cut is None:
-                if each.kind is Kind.CONST:
+                if each.kind is Kind.CONST or each.kind in _OF_ALL:
                     continue
                 raise _Refused(f"does not keep the tokens of operand {number} in one piece")
             if each.kind is Kind.SCORES:

@@ -9,7 +9,7 @@
 // RUN: not shardopt-opt %t.low --shardopt-slice-tokens 2>&1 | FileCheck %s --check-prefix=LOW
 // RUN: sed -e 's/%h = stablehlo.dot_general %row, %w, contracting_dims = \[2\] x \[0\]/%y = stablehlo.dot_general %row, %w, contracting_dims = [2] x [0]/' -e 's/    \/\/ Queries and keys.*/%h = stablehlo.reverse %y, dims = [1] {shardopt.layer = 0 : i64} : !x/' %S/Inputs/causal.mlir > %t.moved
 // RUN: not shardopt-opt %t.moved --shardopt-slice-tokens 2>&1 | FileCheck %s --check-prefix=MOVED
-// RUN: sed -e 's/    \/\/ The gradient of.*/%back = stablehlo.reverse %o, dims = [1] {shardopt.layer = 1 : i64} : !x  %both = stablehlo.add %o, %back {shardopt.layer = 1 : i64} : !x/' -e 's/%dv = stablehlo.dot_general %%p, %o/%dv = stablehlo.dot_general %%p, %both/' %S/Inputs/causal.mlir > %t.mixed
+// RUN: sed -e 's/%g = stablehlo.dot_general %row, %dv/%back = stablehlo.reverse %dv, dims = [1] {shardopt.layer = 1 : i64} : !x  %both = stablehlo.multiply %back, %h {shardopt.layer = 0 : i64} : !x  %g = stablehlo.dot_general %row, %both/' %S/Inputs/causal.mlir > %t.mixed
 // RUN: not shardopt-opt %t.mixed --shardopt-slice-tokens 2>&1 | FileCheck %s --check-prefix=MIXED
 // RUN: not shardopt-opt %S/Inputs/causal.mlir --shardopt-slice-tokens="token-slices=3,2" 2>&1 | FileCheck %s --check-prefix=SUM
 // RUN: not shardopt-opt %S/Inputs/causal.mlir --shardopt-slice-tokens="token-slices=5" 2>&1 | FileCheck %s --check-prefix=MANY

@@ -247,6 +247,29 @@ def test_kinds_of_attention() -> None:
     check(partial(sgd, partial(model, attend=blocks)), weights(len(blocks)), tokens())
 
 
+def shifted_loss(params: Any, tokens: jax.Array) -> jax.Array:
+    """As Hugging Face's trainers: the model sees all tokens, and the loss leaves its last row out.
+    And a square of a mean over tokens, as losses that balance experts have."""
+    x = params["embed"][tokens[:, 1:]] + params["position"]
+    block = params["blocks"][0]
+    x = x + _CAUSAL(x, block)
+    x = x + _CAUSAL(x, params["blocks"][1])
+    loss = cross_entropy((x @ params["embed"].T)[:, :-1], tokens[:, 2:])
+    return loss + jnp.sum(jnp.mean(jax.nn.softmax(x @ block["u"]), axis=(0, 1)) ** 2)
+
+
+def test_losses_of_all_tokens() -> None:
+    check(partial(sgd, shifted_loss), weights(2), tokens())
+
+
+def pooled(params: Any, tokens: jax.Array) -> jax.Array:
+    """Of whose second half no slice has a part."""
+    x = jnp.mean(attention(embedded(params, tokens), params["blocks"][0], tril), axis=1)
+    for _ in range(4):
+        x = jax.nn.gelu(x @ params["blocks"][0]["u"])
+    return jnp.mean((x @ params["embed"].T) ** 2)
+
+
 @pytest.mark.parametrize("lengths", [("1",), ("6",), ("5", "1")])
 def test_slices(lengths: tuple[str, ...]) -> None:
     loss = partial(model, norm=layer_norm, loss=one_hot_loss)
@@ -362,17 +385,21 @@ def scaled_behind(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
     return (e / jnp.sum(e, axis=-1, keepdims=True)) @ v @ w["o"]
 
 
-def pooled(params: Any, tokens: jax.Array) -> jax.Array:
-    x = attention(embedded(params, tokens), params["blocks"][0], tril)
-    return jnp.mean((jnp.mean(x, axis=1) @ params["embed"].T) ** 2)
-
-
 def patches(params: Any, tokens: jax.Array) -> jax.Array:
     """Tokens that a convolution makes of what lies closer."""
     rows = jnp.repeat(tokens[:, 1:].astype(jnp.float32), 2, axis=1)[..., None]
     kernel = params["blocks"][0]["u"][:2, None]
     x = jax.lax.conv_general_dilated(rows, kernel, (2,), "VALID", None, None, ("NWC", "WIO", "NWC"))
     return jnp.mean(attention(x, params["blocks"][0], tril) ** 2)
+
+
+def mixed_last(params: Any, tokens: jax.Array) -> jax.Array:
+    """What mixes tokens stands in the stage of the loss."""
+    x = embedded(params, tokens)
+    for block in params["blocks"] * 3:
+        x = attention(x, block, tril)
+    x = attention(x - jnp.mean(x, axis=1, keepdims=True), params["blocks"][0], tril)
+    return cross_entropy(x @ params["embed"].T, tokens[:, 1:])
 
 
 def batch_norm(x: jax.Array) -> jax.Array:
@@ -418,7 +445,8 @@ REFUSED = {
         "'stablehlo.reduce' sums over all tokens",
     ),
     "batch norm": (before(batch_norm), "'stablehlo.reduce' sums over all tokens"),
-    "pooled": (pooled, "'stablehlo.reduce' sums over all tokens"),
+    "pooled": (pooled, "runs on all tokens at once, as does all of its layer"),
+    "normalized last": (mixed_last, "'stablehlo.reduce' sums over all tokens"),
     "two lengths": (shorter, "expected sequences of one length, found 4, 6"),
     "patches": (patches, "'stablehlo.convolution' moves data along the tokens"),
 }
