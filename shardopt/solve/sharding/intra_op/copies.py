@@ -109,7 +109,8 @@ def copies_after_others(
 
 
 def _again(sharded: ShardedOps, order: Sequence[int], tensors: Set[int]) -> FreshCopies:
-    if not (tensors := tensors - sharded.cheap_to_clone):
+    # What each reader makes on its way has no copies. Behind a barrier it would lie in memory.
+    if not (tensors := tensors - sharded.cheap_to_clone - sharded.fused):
         return frozenset()
     again: set[tuple[int, Sharding, int]] = set()
     uses: dict[tuple[int, Sharding], int] = {}
