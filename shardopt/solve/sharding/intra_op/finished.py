@@ -44,7 +44,8 @@ class Account:
 
 def account(problem: IntraOpProblem, plan: IntraOpPlan) -> Account:
     """The account of the program that a plan of the problem leads to."""
-    program = rewritten(plan, plan.rematerialized)
+    as_it_was = _is_as_it_was(problem, plan)
+    program = None if as_it_was else rewritten(plan, plan.rematerialized)
     if program is None:
         copies = find_copies(plan, enumerate(problem.order))
         ops = range(len(plan.graph.ops))
@@ -64,7 +65,7 @@ def account(problem: IntraOpProblem, plan: IntraOpPlan) -> Account:
 def finished(problem: IntraOpProblem, plan: IntraOpPlan) -> IntraOpPlan:
     """The plan with the bytes of its program: at each operation the most that is held while that,
     or what was made for it, runs."""
-    if not plan.rematerialized and not plan.fresh:
+    if _is_as_it_was(problem, plan):
         return plan
     counted = account(problem, plan)
     most = dict.fromkeys(problem.order, 0)
@@ -72,6 +73,11 @@ def finished(problem: IntraOpProblem, plan: IntraOpPlan) -> IntraOpPlan:
         most[counted.home[op]] = max(most[counted.home[op]], size)
     held = np.array([most[op] for op in problem.order], dtype=np.int64)
     return replace(plan, live_bytes=held)
+
+
+def _is_as_it_was(problem: IntraOpProblem, plan: IntraOpPlan) -> bool:
+    """What methods gather again is counted as the stage phase does, which knows no barriers."""
+    return not plan.rematerialized and bool(problem.transient or not plan.fresh)
 
 
 def _sharded(
