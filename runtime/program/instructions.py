@@ -262,10 +262,14 @@ class Program:
     """A whole step: one list per mesh, in the order of the topology, and the routes they share.
 
     `hosts` are the devices that share a host, where that is known: a mesh has a worker on each of
-    its hosts. Devices that are not listed share one."""
+    its hosts. Devices that are not listed share one.
+
+    `model` is the fingerprint of what was planned, the same for every plan of it; "" where that is
+    not known. Checkpoints keep it."""
 
     arguments: tuple[Argument, ...]
     results: tuple[ProgramResult, ...]
     routes: tuple[Route, ...]
     meshes: tuple[MeshProgram, ...]
     hosts: tuple[tuple[int, ...], ...] = ()
+    model: str = ""

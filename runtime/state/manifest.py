@@ -1,7 +1,8 @@
 """The manifest of a checkpoint: which arrays, in which slices, in which bytes of which files, with
 which checksums.
 
-    {"format": "shardopt-checkpoint", "version": 2, "step": 12, "block_bytes": 1048576,
+    {"format": "shardopt-checkpoint", "version": 3, "step": 12, "block_bytes": 1048576,
+     "model": "text-sha256:9f2c…",
      "arrays": [{"name": "params['w']", "shape": [8, 4], "dtype": "bfloat16",
                  "shards": [{"slice": [[0, 4], [0, 4]], "file": "m0.bin", "offset": 0, "crc32":
                  [2774130291]}, …]}, …],
@@ -30,8 +31,9 @@ from shardopt.support.errors import UserError
 MANIFEST_NAME = "manifest.json"
 # A reader of a small slice reads at most two of these too much; checksums stay one in a million.
 BLOCK_BYTES = 1 << 20
-# Version 1 differs in one name: it calls the slice of a shard its box.
-_FORMAT, _VERSION, _VERSIONS = "shardopt-checkpoint", 2, (1, 2)
+# Version 2 has no model; version 1, besides, calls the slice of a shard its box.
+_FORMAT, _VERSION, _VERSIONS = "shardopt-checkpoint", 3, (1, 2, 3)
+_FIELDS = ("format", "version", "step", "block_bytes", "arrays", "crc32")
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,12 @@ class StoredArray:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`step` is the number of steps that were done when the state was written."""
+    """`step` is the number of steps that were done when the state was written, `model` the
+    fingerprint of the model whose state it is, or ""."""
 
     step: int
     arrays: tuple[StoredArray, ...]
+    model: str = ""
 
     def array(self, name: str) -> StoredArray | None:
         return next((array for array in self.arrays if array.name == name), None)
@@ -77,6 +81,7 @@ def manifest_text(manifest: Manifest) -> str:
         "version": _VERSION,
         "step": manifest.step,
         "block_bytes": BLOCK_BYTES,
+        "model": manifest.model,
         "arrays": [_array_json(array) for array in manifest.arrays],
     }
     return json.dumps({**content, "crc32": _checksum(content)}) + "\n"
@@ -112,15 +117,17 @@ def _checksum(content: Mapping[str, Any]) -> int:
 
 
 def _parse(document: Any) -> Manifest:
-    fields = _fields(
-        document, "manifest", ("format", "version", "step", "block_bytes", "arrays", "crc32")
-    )
+    version = document.get("version") if isinstance(document, dict) else None
+    has_model = version not in (1, 2)
+    fields = _fields(document, "manifest", (*_FIELDS, "model") if has_model else _FIELDS)
     for name, known in (("format", _FORMAT), ("block_bytes", BLOCK_BYTES)):
         if fields[name] != known or type(fields[name]) is not type(known):
             raise ValueError(f"expected {name} {known!r}, found {fields[name]!r}")
-    version = fields["version"]
     if type(version) is not int or version not in _VERSIONS:
-        raise ValueError(f"expected version {_VERSION} or 1, found {version!r}")
+        raise ValueError(f"expected version {_VERSION}, 2 or 1, found {version!r}")
+    model = fields["model"] if has_model else ""
+    if not isinstance(model, str):
+        raise ValueError(f"expected a model's fingerprint, found {model!r}")
     listed = _list(fields["arrays"], "arrays")
     arrays = tuple(map(_array, _of_version_1(listed) if version == 1 else listed))
     names = [array.name for array in arrays]
@@ -132,7 +139,7 @@ def _parse(document: Any) -> Manifest:
         raise ValueError(
             f"its checksum is {checksum}, its contents give {expected}: it was damaged or edited"
         )
-    return Manifest(_natural(fields["step"], "step"), arrays)
+    return Manifest(_natural(fields["step"], "step"), arrays, model)
 
 
 def _of_version_1(arrays: list[Any]) -> list[Any]:

@@ -3,6 +3,7 @@ ever whole here unless it is asked for whole."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
@@ -85,9 +86,8 @@ class RunState:
                 raise NotWritten(f"cannot write the checkpoint of step {step}: {answer}")
             for number, shards in answer.items():
                 shards_of[number] += [_stored_shard(*fields) for fields in shards]
-        return Manifest(
-            step, tuple(self._stored_array(number, shards_of[number]) for number in state)
-        )
+        arrays = tuple(self._stored_array(number, shards_of[number]) for number in state)
+        return Manifest(step, arrays, self._program.model)
 
     def nonfinite(self) -> tuple[str, ...]:
         """The names of state that has numbers which are not finite. Raises MeshError."""
@@ -118,7 +118,8 @@ class RunState:
         """Read arguments, by default the state, from a checkpoint or the newest one in a folder;
         its step.
 
-        The checkpoint may be of another plan, and hold more. Raises UserError when an array is not
+        The checkpoint may be of another plan, and hold more; state that another model has written
+        is a RuntimeWarning. Raises UserError when an array is not
         in it, or is of another shape or type; nothing has changed then."""
         folder, manifest = find_checkpoint(path)
         chosen = state_arguments(self._program) if numbers is None else tuple(numbers)
@@ -127,7 +128,19 @@ class RunState:
         for number, name in names.items():
             self._check_stored(folder, number, stored.get(name))
         self._to_homes("restore", names, before=(str(folder),))
+        if numbers is None:
+            self._compare_models(folder, manifest.model)
         return manifest.step
+
+    def _compare_models(self, folder: Place, model: str) -> None:
+        """A changed learning rate is another model, too: no error."""
+        if model and self._program.model and model != self._program.model:
+            warnings.warn(
+                f"checkpoint '{folder}' is of another model, {model}; this run is of "
+                f"{self._program.model}, whose state has the same names, shapes and types",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def fill(self, initializers: Mapping[int, Initializer]) -> None:
         """Have the workers compute arguments. Raises MeshError."""

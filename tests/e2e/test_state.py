@@ -12,6 +12,8 @@ import pytest
 from exported_model import example, expected_step, inputs, load
 from jax import export
 
+import shardopt
+from shardopt.frontend.plans.plan import Plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.driver import open_run
@@ -299,6 +301,43 @@ def test_the_tool_resumes_and_calls_damage_a_mistake(
         path.write_bytes(b"[]" if name == "manifest.json" else bytes(path.stat().st_size))
         code, out, err = shardopt_run(capsys, "--steps", "9", *folder, "--resume")
         assert (code, out, len(err)) == (1, [], 1) and message in err[0] and str(path) in err[0]
+
+
+def saved_plan(folder: Path, rate: float, stages: int) -> str:
+    def step(
+        w: dict[str, jax.Array], x: jax.Array, t: jax.Array
+    ) -> tuple[dict[str, jax.Array], jax.Array]:
+        loss, grads = jax.value_and_grad(
+            lambda w: jnp.mean((jnp.tanh(x @ w["a"]) @ w["b"] - t) ** 2)
+        )(w)
+        return {name: w[name] - rate * grads[name] for name in w}, loss
+
+    shapes = {"a": jax.ShapeDtypeStruct((8, 8), "f"), "b": jax.ShapeDtypeStruct((8, 4), "f")}
+    batch = (jax.ShapeDtypeStruct((16, 8), "f"), jax.ShapeDtypeStruct((16, 4), "f"))
+    exported = export.export(jax.jit(step, donate_argnums=0))(shapes, *batch)
+    cluster = f"cpu-test:1x{stages}"
+    plan = shardopt.optimize(exported, cluster=cluster, microbatches=2, stages=stages)
+    plan.save(folder)
+    return str(folder)
+
+
+def test_state_of_another_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another plan of the model is none; another learning rate is one."""
+    first, cut, changed = (
+        saved_plan(tmp_path / f"{rate}-{stages}", rate, stages)
+        for rate, stages in ((0.1, 1), (0.1, 2), (0.2, 1))
+    )
+    folder = ("--quick-compile", "--checkpoint-dir", str(tmp_path / "saved"))
+    assert main(["run", first, *folder]) == 0
+    checkpoint = tmp_path / "saved" / "step-000000000001"
+    assert read_manifest(checkpoint).model == Plan.load(cut).program().model
+    capsys.readouterr()
+    assert main(["run", cut, *folder, "--resume", "--steps", "2"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert main(["run", changed, *folder, "--resume", "--steps", "3"]) == 0
+    errors = capsys.readouterr().err
+    assert f"warning: checkpoint '{checkpoint.with_name('step-000000000002')}' is of" in errors
+    assert errors.count("warning") == 1 and "runtime/" not in errors
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ PLAN/files.sha256          what of this the plan wrote, with checksums
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,10 +100,12 @@ class Plan:
     def program(self) -> Program:
         """What the runtime executes, with the custom calls that the options allow. Raises UserError
         as `shardopt.prepare` does."""
+        from shardopt.frontend.plans.plan_document import fingerprint
         from shardopt.runtime.driver import prepare
 
         with self.loaded as modules:
-            return prepare(modules[self.module], self.options.custom_calls)
+            program = prepare(modules[self.module], self.options.custom_calls)
+            return replace(program, model=fingerprint(modules[self.original]))
 
     def to_exported(self) -> Any:
         """For a plan with one stage and one microbatch: the model as one `jax.export.Exported`,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -54,7 +55,11 @@ def _run(args: argparse.Namespace) -> int:
 
     stopping = Stopping(args.max_seconds)
     try:
-        with stopping.listening(), open_metrics(args.metrics, args.tensorboard) as metrics:
+        with (
+            _plain_warnings(),
+            stopping.listening(),
+            open_metrics(args.metrics, args.tensorboard) as metrics,
+        ):
             done = _run_plan(args, stopping, metrics)
     except MeshError as error:
         print(f"shardopt: error: {error}", file=sys.stderr)
@@ -175,6 +180,16 @@ def _replanning(args: argparse.Namespace, plan: Plan | None, program: Program) -
         return count_hosts(args.ray_address, devices, gpus=args.platform != "cpu")
 
     return Replanning(plan, program, count)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """What the runtime warns about, without the line of it that does so."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print(
+            f"warning: {message}", file=sys.stderr
+        )
+        yield
 
 
 def _print_step(step: int, seconds: float, scalars: Mapping[str, float]) -> None:

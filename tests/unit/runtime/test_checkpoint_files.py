@@ -4,6 +4,7 @@ and nothing that is half written is seen."""
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,20 @@ def test_a_checkpoint_of_version_1_is_read() -> None:
     assert manifest.step == 3 and [shard.slice[0] for shard in stored.shards] == [(0, 2), (2, 4)]
     whole = np.arange(24, dtype=np.float32).reshape(4, 6)
     np.testing.assert_array_equal(read_slice(folder, stored, ((1, 3), (0, 6))), whole[1:3])
+
+
+def test_a_manifest_of_version_2_has_no_model(tmp_path: Path) -> None:
+    mesh = Mesh("m", (("x", 2),), (0, 1))
+    stored = write(tmp_path, "w", np.arange(6), mesh, Sharding((("x",),)))
+    path = tmp_path / MANIFEST_NAME
+    path.write_text(manifest_text(Manifest(3, (stored,), "text-sha256:12")))
+    assert read_manifest(tmp_path) == Manifest(3, (stored,), "text-sha256:12")
+    document = json.loads(path.read_text())
+    content = {name: value for name, value in document.items() if name not in ("model", "crc32")}
+    content["version"] = 2
+    checksum = zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+    path.write_text(json.dumps({**content, "crc32": checksum}))
+    assert read_manifest(tmp_path) == Manifest(3, (stored,))
 
 
 def _mutations(document: Any, draw: Any) -> Any:
