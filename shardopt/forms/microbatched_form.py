@@ -88,6 +88,15 @@ def _of_call(program: StepProgram) -> Iterator[Violation]:
 
 
 def _of_captures(program: StepProgram) -> Iterator[Violation]:
+    arguments: list[ir.Value] = list(program.body_block.arguments)
+    for argument, result in program.carried:
+        value = program.body_returned[result]
+        if value in arguments and value != arguments[argument]:
+            yield Violation(
+                program.body,
+                f"expected result {result} to be computed, or the accumulator in its place, found "
+                f"argument {arguments.index(value)}",
+            )
     for k in program.captured:
         argument = program.body_block.arguments[k]
         if not any(True for _ in argument.uses):

@@ -1,6 +1,7 @@
 // RUN: split-file %s %t
 // RUN: not shardopt-opt %t/no-loop.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/no-loop.mlir
 // RUN: not shardopt-opt %t/unread.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/unread.mlir
+// RUN: not shardopt-opt %t/returned.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/returned.mlir
 // RUN: not shardopt-opt %t/order.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/order.mlir
 // RUN: not shardopt-opt %t/rows.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/rows.mlir
 // RUN: not shardopt-opt %t/counter.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/counter.mlir
@@ -138,4 +139,18 @@ func.func private @microbatch(%x: tensor<2x2xf32>, %acc: tensor<2xf32>, %i: tens
   %1 = stablehlo.reshape %0 : (tensor<1x2xf32>) -> tensor<2xf32>
   %2 = stablehlo.add %acc, %1 : tensor<2xf32>
   return %2 : tensor<2xf32>
+}
+
+//--- returned.mlir
+func.func @main(%w: tensor<2xf32>) -> tensor<2xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<2xf32>
+  %r:2 = mpmd.for (%zero, %zero) {iterations = 2 : ui32} (%acc: tensor<2xf32>, %own: tensor<2xf32>, %i: tensor<ui32>) {
+    %n:2 = mpmd.call @microbatch(%w, %acc, %own, %i) {call_counter = 0 : ui32} : (tensor<2xf32>, tensor<2xf32>, tensor<2xf32>, tensor<ui32>) -> (tensor<2xf32>, tensor<2xf32>)
+    mpmd.return %n#0, %n#1 : tensor<2xf32>, tensor<2xf32>
+  } : tensor<2xf32>, tensor<2xf32>
+  return %r#0 : tensor<2xf32>
+}
+// CHECK: returned.mlir:[[@LINE+1]]:1: error: expected result 0 to be computed, or the accumulator in its place, found argument 0
+func.func private @microbatch(%w: tensor<2xf32>, %acc: tensor<2xf32>, %own: tensor<2xf32>, %i: tensor<ui32>) -> (tensor<2xf32>, tensor<2xf32>) {
+  return %w, %own : tensor<2xf32>, tensor<2xf32>
 }
