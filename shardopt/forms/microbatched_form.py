@@ -40,12 +40,12 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     except ValueError as error:
         yield Violation(module.operation, str(error))
         return
-    yield from _of_call(program)
-    yield from call_violations(program)
+    of_call = [*_of_call(program), *call_violations(program)]
+    yield from of_call
     yield from _of_functions(program)
     for fault in (*donation_faults(program.main), *batch_faults(program.main)):
         yield Violation(program.main, fault)
-    if len(program.call.operands) == len(program.body_block.arguments):
+    if not of_call and len(program.call.operands) == len(program.body_block.arguments):
         yield from _of_captures(program)
         yield from row_violations(program)
     for op in operations(module.operation):

@@ -3,6 +3,7 @@
 // RUN: not shardopt-opt %t/unread.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/unread.mlir
 // RUN: not shardopt-opt %t/returned.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/returned.mlir
 // RUN: not shardopt-opt %t/order.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/order.mlir
+// RUN: not shardopt-opt %t/kept.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/kept.mlir
 // RUN: not shardopt-opt %t/rows.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/rows.mlir
 // RUN: not shardopt-opt %t/counter.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/counter.mlir
 // RUN: not shardopt-opt %t/index.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/index.mlir
@@ -49,6 +50,19 @@ func.func private @microbatch(%a: tensor<2xf32>, %b: tensor<2xf32>, %i: tensor<u
 }
 func.func private @helper(%a: tensor<2xf32>) -> tensor<2xf32> {
   return %a : tensor<2xf32>
+}
+
+//--- kept.mlir
+func.func @main(%w: tensor<2xf32>) -> tensor<2xf32> {
+  %r = mpmd.for (%w) {iterations = 2 : ui32} (%acc: tensor<2xf32>, %i: tensor<ui32>) {
+    %n = mpmd.call @microbatch(%acc, %i) {call_counter = 0 : ui32} : (tensor<2xf32>, tensor<ui32>) -> tensor<2xf32>
+    // CHECK: kept.mlir:[[@LINE+1]]:5: error: expected the results of the call in order
+    mpmd.return %acc : tensor<2xf32>
+  } : tensor<2xf32>
+  return %r : tensor<2xf32>
+}
+func.func private @microbatch(%acc: tensor<2xf32>, %i: tensor<ui32>) -> tensor<2xf32> {
+  return %acc : tensor<2xf32>
 }
 
 //--- rows.mlir

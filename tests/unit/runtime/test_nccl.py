@@ -321,7 +321,7 @@ def test_memory_that_may_be_read_still_is_left_alone_while_there_is_little_of_it
 def test_xla_takes_memory_over_as_it_is(dtype: type) -> None:
     """Also types that cupy has none of; the owner lives as long as the array."""
     device = unshared_devices(2).local[1]
-    memory = BufferPool().take((4, 6), np.dtype(dtype))
+    memory = BufferPool().take((128, 600), np.dtype(dtype))  # small ones are not aligned
     memory.view(np.uint8)[...] = np.arange(memory.nbytes).reshape(memory.view(np.uint8).shape)
     place, before = memory.ctypes.data, dlpack.alive()
     buffer = _jax.dlpack_managed_tensor_to_buffer(

@@ -54,9 +54,7 @@ def find_copies(
                 ends = (shardings[tensor], target)
                 whole += _largest_intermediate(graph, mesh, tensor, ends, index, position)
                 continue  # the copy is its result
-            if tensor in sharded.fused and not _is_moved(
-                graph, mesh, tensor, shardings[tensor], target
-            ):
+            if _is_fused(sharded, tensor, target):
                 continue  # the kernels of its readers make their slices
             key = (sharded.origin(tensor), target, op.scope)
             number[key] = number.get(key, 0) + ((tensor, target, index) in sharded.fresh)
@@ -78,11 +76,13 @@ def find_copies(
     return (*copies.values(), *whole)
 
 
-def _is_moved(graph: OpGraph, mesh: Mesh, tensor: int, source: Sharding, target: Sharding) -> bool:
-    """Whether devices exchange anything for a resharding, instead of each taking a slice of what it
-    has."""
-    value = graph.tensors[tensor]
-    return bool(resharding_steps(source, target, mesh, value.shape, value.itemsize))
+def _is_fused(sharded: ShardedOps, tensor: int, target: Sharding) -> bool:
+    """Whether the kernels of a value's readers take slices of what each device has: nothing is
+    exchanged, and no copy lies in memory."""
+    value, source = sharded.graph.tensors[tensor], sharded.shardings[tensor]
+    return tensor in sharded.fused and not resharding_steps(
+        source, target, sharded.mesh, value.shape, value.itemsize
+    )
 
 
 def _largest_intermediate(
@@ -109,8 +109,7 @@ def copies_after_others(
 
 
 def _again(sharded: ShardedOps, order: Sequence[int], tensors: Set[int]) -> FreshCopies:
-    # What each reader makes on its way has no copies. Behind a barrier it would lie in memory.
-    if not (tensors := tensors - sharded.cheap_to_clone - sharded.fused):
+    if not (tensors := tensors - sharded.cheap_to_clone):
         return frozenset()
     again: set[tuple[int, Sharding, int]] = set()
     uses: dict[tuple[int, Sharding], int] = {}
@@ -121,7 +120,8 @@ def _again(sharded: ShardedOps, order: Sequence[int], tensors: Set[int]) -> Fres
             if tensor not in tensors or sharded.shardings[tensor] == target:
                 continue
             key = (sharded.origin(tensor), target)
-            if uses.get(key, count) != count:
+            # A slice that each reader makes on its way would lie in memory behind a barrier.
+            if uses.get(key, count) != count and not _is_fused(sharded, tensor, target):
                 again.add((tensor, target, index))
             if uses.get(key) != count:
                 count += 1
