@@ -20,10 +20,7 @@ from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.sharding.intra_op.builder import ImpossibleSharding
-from shardopt.solve.sharding.intra_op.problem import (
-    IntraOpProblem,
-    build_problem,
-)
+from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
 
 MESHES = (Mesh("m", (("x", 4),), (0, 1, 2, 3)), Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3)))
 # Devices about as slow as their links, so that neither splitting nor replicating always pays.
@@ -82,7 +79,7 @@ def compare(programs: int, sets: int, num_ops: int) -> Counts:
     for seed in range(programs):
         rng = random.Random(seed)
         graph, mesh = random_program(rng, num_ops), MESHES[seed % len(MESHES)]
-        free = build_problem(graph, mesh, _CLUSTER)
+        free = IntraOpTables(graph, mesh, _CLUSTER).problem()
         best = free.solve()
         counts.programs += 1
         counts.proven += best.status == "optimal"
@@ -90,7 +87,7 @@ def compare(programs: int, sets: int, num_ops: int) -> Counts:
         counts.shared += best.objective < alone * (1 - _ROUNDING)
         counts.widest_gap = max(counts.widest_gap, best.gap)
         least = best.objective if best.status == "optimal" else best.bound
-        for cost in _constrained(rng, graph, mesh, free, sets, least):
+        for cost in _constrained(rng, free, sets, least):
             counts.constrained += cost is not None
             counts.impossible += cost is None
             counts.contradicted += cost is not None and cost < least * (1 - _ROUNDING)
@@ -98,13 +95,13 @@ def compare(programs: int, sets: int, num_ops: int) -> Counts:
 
 
 def _constrained(
-    rng: random.Random, graph: OpGraph, mesh: Mesh, free: IntraOpProblem, sets: int, least: float
+    rng: random.Random, free: IntraOpProblem, sets: int, least: float
 ) -> Iterator[float | None]:
     """What the plan of each set of constraints costs; None where there is none."""
     for _ in range(sets):
         fixed = random_constraints(rng, free)
         try:
-            problem = build_problem(graph, mesh, _CLUSTER, fixed=fixed)
+            problem = free.tables.problem(fixed=fixed)
         except ImpossibleSharding:
             yield None
             continue
