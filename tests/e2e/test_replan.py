@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardopt.frontend.planning.for_hosts import cluster_of_plan, plan_for_hosts
 from shardopt.frontend.planning.optimize import optimize
 from shardopt.frontend.plans.plan import Plan
 from shardopt.runtime import driver
@@ -74,6 +75,37 @@ def test_what_cannot_be_planned_is_an_error(plan: Plan) -> None:
     replanning = Replanning(plan, plan.program(), lambda devices: 0)
     with pytest.raises(UserError, match="no host with 2 devices is left"):
         replanning.look()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "asked", "note", "kept"),
+    [
+        ("cpu-test:2x2", {"stages": 2}, "", {"stages": 2}),
+        ("cpu-test:2x1", {"stages": 2}, "without --stages 2: cannot make 2 stages", {}),
+        # One stage can be where there is no such submesh any more.
+        (
+            "cpu-test:2x2",
+            {"stages": 1, "submesh": "2x2"},
+            "without --submesh 2x2: ",
+            {"stages": 1},
+        ),
+        (
+            "cpu-test:2x1",
+            {"stages": 2, "schedule": "interleaved:1"},
+            "without --stages 2: ",
+            {"schedule": "interleaved:1"},
+        ),
+    ],
+)
+def test_options_that_ask_for_lost_devices_are_given_up(
+    cluster: str, asked: dict[str, Any], note: str, kept: dict[str, Any]
+) -> None:
+    plan = optimize(MODEL, cluster, microbatches=2, **asked)
+    smaller, said = plan_for_hosts(plan, cluster_of_plan(plan), 1)
+    assert said.startswith(note) and bool(said) == bool(note)
+    for name in ("stages", "submesh", "schedule"):
+        default = "auto" if name == "schedule" else None
+        assert getattr(smaller.options, name) == kept.get(name, default)
 
 
 def test_the_command_follows_the_new_plan(

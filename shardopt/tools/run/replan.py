@@ -52,7 +52,9 @@ class Replanning:
         print(f"note: planning for {hosts} of {whole.hosts} hosts", file=sys.stderr)
         if hosts not in self._known:
             first, _ = self._known[whole.hosts]
-            plan = plan_for_hosts(first, self._cluster, hosts)
+            plan, note = plan_for_hosts(first, self._cluster, hosts)
+            if note:
+                print(f"note: {note}", file=sys.stderr)
             self._known[hosts] = (plan, plan.program())
         self._hosts = hosts
         return True
