@@ -27,11 +27,11 @@ class CheckpointOptions:
     """A checkpoint in `folder`, a path or the address of a store (`s3://bucket/run`), after every
     `every` steps, of which the newest `keep` stay.
 
-    In the `background`, workers copy their state, and steps go on while the copies are written: a
-    checkpoint is there some steps later, at the latest when the next one is begun or the run ends.
-    With `finite`, state with numbers that are not finite becomes no checkpoint. `notice` hears of
-    checkpoints that could not be written, which ends no run; by default they are a
-    RuntimeWarning."""
+    In the `background`, steps go on while the state is written; what they write over meanwhile is
+    kept for it, at most one more copy of the state. A checkpoint is there some steps later, at the
+    latest when the next one is begun or the run ends. With `finite`, state with numbers that are
+    not finite becomes no checkpoint. `notice` hears of checkpoints that could not be written, which
+    ends no run; by default they are a RuntimeWarning."""
 
     folder: Where
     every: int

@@ -17,6 +17,7 @@ import numpy as np
 from shardopt.forms.exported_program import Slice, StageFunction
 from shardopt.forms.reshard_steps import intersect, tiles_by_device
 from shardopt.runtime.actions.context import Context
+from shardopt.runtime.program.instructions import Run
 from shardopt.runtime.state.initializers import Initializer, fill
 from shardopt.runtime.state.manifest import read_manifest
 from shardopt.runtime.state.ownership import owned_slices
@@ -34,18 +35,27 @@ class WorkerState:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._buffers = dict(context.program.arguments)
+        # The position in a step from which a buffer's memory may have other contents.
+        instructions = context.program.instructions
+        self._overwritten = dict.fromkeys(self._buffers.values(), len(instructions)) | {
+            buffer: position
+            for position, each in reversed(list(enumerate(instructions)))
+            if isinstance(each, Run)
+            for buffer in each.donated
+        }
         self._saving: Future[Written] = Future()
 
     def start_saving(
         self, folder: str, file: str, keys: Mapping[int, str], background: bool, finite: bool
     ) -> None:
         """Write the shards that this worker owns, of arguments by their names, to a new file; with
-        `finite`, only if all their numbers are. In the background they are copied first, so that
-        steps may go on."""
+        `finite`, only if all their numbers are. In the background steps may go on: a step that
+        writes over a shard which is not yet on the disk finds it looked at, and leaves it as it is,
+        with its result in new memory (`XlaMesh.shards`). So what a step overwrites first is written
+        first."""
+        numbers = sorted(keys, key=lambda number: self._overwritten[self._buffers[number]])
         shards = deque(
-            (number, slice_, shard.copy() if background else shard)
-            for number in keys
-            for slice_, shard in self._owned(number)
+            (number, slice_, shard) for number in numbers for slice_, shard in self._owned(number)
         )
         self._saving = Future()
         write = partial(_write_shards, place(folder), file, keys, shards, finite)
@@ -180,6 +190,7 @@ def _write_shards(
                 added = writer.add(slice_, shard)
                 fields = (added.slice, added.file, added.offset, added.checksums)
                 written[number] = (*written[number], fields)
+                del shard  # before the next wait for the disk
     except OSError as error:
         return f"{error.strerror or error} ('{folder / file}')"
     return written
