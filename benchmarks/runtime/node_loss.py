@@ -2,13 +2,15 @@
 end that of a run that lost none?
 
     python -m benchmarks.runtime.node_loss [--trials 10] [--steps 40] [--seed 0] [--replan]
+        [--devices 2]
 
 The hosts are network namespaces of this machine (`namespaces.py`), so root is needed. The plan of
 the tutorial's model is on two hosts; the driver runs on the head of the cluster. At a random step
 everything on a node with a worker is killed. Without `--replan` there is a spare node, and the
 state of the newest checkpoint must be that of an undisturbed run, bit for bit. With it there is
 none, the run goes on with a plan for one host, and no value may differ by more than 1e-5 of the
-largest of its array. The node comes back before the next trial."""
+largest of its array: with `--devices 2` of each host for both stages, with 1 for a single one, as
+there is no device for the other. The node comes back before the next trial."""
 
 from __future__ import annotations
 
@@ -43,14 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--replan", action="store_true", help="on the host that is left")
+    parser.add_argument("--devices", type=int, default=2, help="of each host, with --replan")
     args = parser.parse_args(argv)
     if reason := why_not():
         print(reason, file=sys.stderr)
         return 1
     generator, bad = random.Random(args.seed), 0
     with tempfile.TemporaryDirectory() as folder:
-        # Half of the devices must do for both stages.
-        cluster = "cpu-test:2x2" if args.replan else "cpu-test:2x1"
+        cluster = f"cpu-test:2x{args.devices if args.replan else 1}"
         plan = optimize(_MODEL, cluster, microbatches=2, stages=2)
         plan.save(Path(folder) / "plan")
         expected = _undisturbed(plan, args.steps)
