@@ -29,8 +29,9 @@ _CLUSTER = Cluster.uniform(
 )
 _EXTENTS = (8, 16, 64)
 _ROUNDING = 1e-9
-# Work with which 29 of 30 plans with constraints are proven to cost no less.
-_LITTLE = SearchLimits(work=1_000_000)
+# Enough to prove of nearly all plans with constraints that they cost no less, in a quarter of the
+# time that closing their gaps takes.
+_LITTLE = SearchLimits(gap_tolerance=0.3, work=1_000_000)
 
 
 @dataclass
