@@ -30,7 +30,7 @@ from shardopt.runtime.faults import fault_fields
 from shardopt.runtime.options import BACKENDS, TRANSPORTS, RunOptions, WorkerOptions, with_keywords
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
-from shardopt.runtime.program.hosts import hosts_of, num_devices
+from shardopt.runtime.program.hosts import devices_of_a_machine, hosts_of, num_devices
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.program.memory import over_limit
 from shardopt.runtime.run import Backend, Run
@@ -86,6 +86,7 @@ def start_run(program: Program, options: RunOptions) -> Run:
         else chosen_platform(options.platform, num_devices(program)),
         share_gpus=options.share_gpus,
         direct=options.transport == "nccl",
+        devices_beside=_devices_beside(program, options),
         checked_steps=options.checked_steps,
         quick_compile=options.quick_compile,
         track_bytes=options.track_bytes,
@@ -115,6 +116,15 @@ def start_run(program: Program, options: RunOptions) -> Run:
 
 # `open_run(program, "process", quick_compile=True)`
 open_run = with_keywords(RunOptions, start_run)
+
+
+def _devices_beside(program: Program, options: RunOptions) -> int:
+    """How many devices share the cores of a machine. On Ray, of one of the plan and not where the
+    actors are in the end: a run that starts again elsewhere has the same code, and the same
+    numbers."""
+    if options.backend == "ray":
+        return devices_of_a_machine(hosts_of(program, options.devices_per_host))
+    return sum(part.mesh.size for part in program.meshes)
 
 
 def _check_options(options: RunOptions) -> None:

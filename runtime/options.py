@@ -136,6 +136,9 @@ class WorkerOptions:
     direct: bool = False
     """GPUs exchange messages by NCCL."""
 
+    devices_beside: int = 0
+    """So many devices of the run, with the worker's own, share the cores of its machine."""
+
     checked_steps: int = 1
     """So many first steps compare every input of every RUN with what is expected."""
 

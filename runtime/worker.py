@@ -20,7 +20,12 @@ from shardopt.runtime.actions.direct import connect
 from shardopt.runtime.actions.observers import LiveBytesObserver, Observer
 from shardopt.runtime.actions.sender import Sender
 from shardopt.runtime.actions.table import make_actions
-from shardopt.runtime.devices.clients import World
+from shardopt.runtime.devices.clients import (
+    World,
+    threads_of_worker,
+    unshared_devices,
+    with_threads,
+)
 from shardopt.runtime.devices.gpus import devices_of
 from shardopt.runtime.devices.xla import DeviceArray, XlaMesh
 from shardopt.runtime.errors import Cancelled, MeshError
@@ -60,14 +65,20 @@ def start_worker(
     world: World | None = None,
 ) -> Worker:
     """A worker on devices that the options name. With a `world`, the mesh has more hosts."""
-    devices = devices_of(
-        program.mesh,
-        site.host,
-        world,
-        options.platform,
-        gpus_from_zero=options.gpus_from_zero,
-        share_gpus=options.share_gpus,
-    )
+    mesh, here = program.mesh, site.host
+    beside = 0 if options.platform == "gpu" else options.devices_beside
+    threads = threads_of_worker(mesh.size, len(here.shards), beside)
+    with with_threads(threads):
+        devices = devices_of(
+            mesh,
+            here,
+            world,
+            options.platform,
+            gpus_from_zero=options.gpus_from_zero,
+            share_gpus=options.share_gpus,
+        ) or unshared_devices(mesh.size)
+    if threads is not None:
+        devices = replace(devices, threads=str(threads))
     return Worker(program, routes, site, XlaMesh(program.mesh, devices), options)
 
 

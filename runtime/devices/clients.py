@@ -13,7 +13,9 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -35,6 +37,11 @@ _ERRORS_ONLY = 2
 _CLIENTS_BETWEEN_COLLECTIONS = 64
 _clients = count(1)
 
+# Where XLA looks for the number of threads of a client of host devices when it makes one.
+_THREADS = "PJRT_NPROC"
+_told_threads = os.environ.get(_THREADS, os.environ.get("NPROC", ""))
+_telling_threads = threading.Lock()
+
 
 @dataclass(frozen=True)
 class World:
@@ -49,11 +56,12 @@ class World:
 
 @dataclass(frozen=True)
 class Devices:
-    """`all` in the order of the mesh, and `local`, those of this process, in the same
-    order."""
+    """`all` in the order of the mesh, and `local`, those of this process, in the same order; and
+    what decides how many threads their client has, of which the code for them is made, too."""
 
     all: list[Any]
     local: list[Any]
+    threads: str = _told_threads
 
 
 class CoordinationService:
@@ -83,6 +91,36 @@ def free_address(host: str) -> str:
     """ "host:port" with a port that is free now."""
     with socket.create_server((host, 0)) as server:
         return f"{host}:{server.getsockname()[1]}"
+
+
+def threads_of_worker(mesh_devices: int, here: int, beside: int) -> int | None:
+    """How many threads a worker's client has: its part of the cores, where it has `here` of the
+    `beside` devices of a run that share them, so that workers do not take them from each other.
+    None for what XLA would have; as well where the environment says how many.
+
+    Devices of one mesh wait for each other in collectives, each on a thread, of the two RUNs that
+    may be under way; threads beyond the cores are of no use."""
+    if _told_threads or here >= beside:
+        return None
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    share = max(1, cores * here // beside)
+    return share if mesh_devices == 1 else max(share, min(cores, 2 * here))
+
+
+@contextmanager
+def with_threads(number: int | None) -> Iterator[None]:
+    """Clients that are made inside have so many threads."""
+    if number is None:
+        yield
+        return
+    with _telling_threads:
+        os.environ[_THREADS] = str(number)
+        try:
+            yield
+        finally:
+            del os.environ[_THREADS]
 
 
 def unshared_devices(number: int) -> Devices:

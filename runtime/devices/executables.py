@@ -49,8 +49,11 @@ def compiled_in_parallel(work: Callable[[_T], _R], items: Iterable[_T]) -> list[
         return list(threads.map(with_slot, items))
 
 
-def load_or_compile(devices: list[Any], bytecode: bytes, options: Any, store: Store | None) -> Any:
-    """A loaded executable for `devices`, from the store if it has one. Where devices are spread
+def load_or_compile(
+    devices: list[Any], bytecode: bytes, options: Any, store: Store | None, threads: str = ""
+) -> Any:
+    """A loaded executable for `devices`, from the store if it has one. XLA cuts the work of a
+    function into parts for as many threads as the client has (`threads`). Where devices are spread
     over processes, each keeps what it made: XLA compiles without the others, and who runs where is
     part of the key."""
     client = devices[0].client
@@ -58,7 +61,7 @@ def load_or_compile(devices: list[Any], bytecode: bytes, options: Any, store: St
         # Not for a DeviceList: compiling iterates it, and in jaxlib 0.11.2 threads that did so at
         # the same time ended the process (`PyDeviceList::Iter`, SIGSEGV).
         return client.compile_and_load(bytecode, tuple(devices), options)
-    key = _key(devices, bytecode, options)
+    key = _key(devices, bytecode, options, threads)
     with _making_guard:
         making = _making.setdefault(key, threading.Lock())
     with making:  # another mesh may be about to make the same
@@ -83,7 +86,7 @@ def _take_or_make(
     return loaded
 
 
-def _key(devices: list[Any], bytecode: bytes, options: Any) -> str:
+def _key(devices: list[Any], bytecode: bytes, options: Any, threads: str) -> str:
     """Of everything that decides about the machine code."""
     client = devices[0].client
     digest = sha256()
@@ -96,6 +99,7 @@ def _key(devices: list[Any], bytecode: bytes, options: Any) -> str:
         f"{[(device.process_index, device.id) for device in devices]}",
         _instruction_set(),
         os.environ.get("XLA_FLAGS", ""),
+        threads,
         options.SerializeAsString(),
         bytecode,
     ):

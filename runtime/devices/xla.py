@@ -153,7 +153,9 @@ class XlaMesh:
             compile_quickly(options)
         if self._devices[0].platform != "cpu" and len(self._opened.local) < self.mesh.size:
             tune_alone(options)
-        loaded = load_or_compile(self._devices, function.bytecode, options, store)
+        loaded = load_or_compile(
+            self._devices, function.bytecode, options, store, self._opened.threads
+        )
         self._check_shardings(
             function, "argument", loaded.get_parameter_shardings(), function.arguments
         )

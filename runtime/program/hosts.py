@@ -5,6 +5,7 @@ workers are called: by their mesh, with the number of the host where it has seve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,16 @@ def one_host_each(program: Program) -> dict[str, tuple[Host, ...]]:
 def num_devices(program: Program) -> int:
     """Of the cluster that the program is for, as far as it uses them."""
     return 1 + max(device for part in program.meshes for device in part.mesh.devices)
+
+
+def devices_of_a_machine(hosts: Hosts) -> int:
+    """How many devices the machine of the plan has that has most; those of no known machine are
+    alone."""
+    on_machine: Counter[int | str] = Counter()
+    for host in (host for of_mesh in hosts.values() for host in of_mesh):
+        home = host.name if host.machine is None else host.machine
+        on_machine[home] += len(host.shards)
+    return max(on_machine.values())
 
 
 def hosts_of(program: Program, devices_per_host: int | None = None) -> dict[str, tuple[Host, ...]]:
