@@ -225,18 +225,17 @@ def test_zero_holds_a_fraction_of_the_state() -> None:
     assert held("zero1") == held("zero2") == held("data") // 2
     assert held("zero3") == held("data") // 4
     peaks = [planned("transformer", f"zero{stage}", "4").plan.peak_bytes for stage in (1, 2, 3)]
-    assert peaks[0] >= peaks[1] > peaks[2]
+    # Without accumulation a gradient is scattered as soon as it is made, by both. The paper has no
+    # formula for peaks: they hold activations and what is gathered, too.
+    assert peaks[0] == peaks[1] > peaks[2]
 
 
 def test_mics_splits_the_state_over_the_inner_axis_alone() -> None:
     baseline = planned("transformer", "mics")
     state = baseline.flow().weights | baseline.flow().slots
     assert all(baseline.plan.shardings[k].axes == ("y",) for k in state)
-    # Positions are wanted in parts.
-    assert {*baseline.moved("all_gather", ("y",)), (LENGTH, HIDDEN)} >= set(
-        baseline.weight_shapes()
-    )
-    assert not baseline.moved("all_gather", ("x",))
+    assert Counter(baseline.moved("all_gather", ("y",))) == baseline.weight_shapes() + AGAIN
+    assert len(baseline.moved("all_gather")) == len(baseline.moved("all_gather", ("y",)))
     batch = baseline.input_kinds.batch
     assert all(baseline.plan.shardings[k] == Sharding((("x", "y"), (), ())) for k in batch)
 
@@ -315,10 +314,20 @@ def test_summa_splits_weights_and_activations_on_both_axes() -> None:
     ]
     both = [k for k in layers if baseline.plan.shardings[k] == Sharding((("x",), (), ("y",)))]
     assert len(both) > 0.8 * len([k for k in layers if k not in baseline.input_kinds.batch])
-    assert Counter(baseline.moved("all_gather", ("x",))) >= Counter(
-        tuple(sorted(tensors[k].shape)) for k in matrices
-    )
-    assert ACTIVATION in baseline.moved("all_gather", ("y",))
+    # Positions are no operand of a product, nor split like one.
+    blocks = Counter(tuple(sorted(tensors[k].shape)) for k in matrices)
+    for kind in ("all_gather", "reduce_scatter"):
+        moved = Counter(baseline.moved(kind, ("x",)))
+        assert {shape: moved[shape] for shape in blocks} == blocks, kind
+    # What the two products of attention and the MLP read and make, once each in a layer.
+    activations = {
+        ACTIVATION: 2 * LAYERS,
+        (4, LENGTH, BATCH, HIDDEN // 4): LAYERS,
+        (BATCH, LENGTH, 4 * HIDDEN): LAYERS,
+    }
+    for kind in ("all_gather", "reduce_scatter"):
+        moved = Counter(baseline.moved(kind, ("y",)))
+        assert {shape: moved[shape] for shape in activations} == activations, kind
 
 
 def test_tofu_splits_every_product_over_every_axis() -> None:
@@ -331,19 +340,28 @@ def test_tofu_splits_every_product_over_every_axis() -> None:
     for _, strategy in products:
         used = {axis for sharding in strategy.operands for axis in sharding.axes}
         assert used | {axis for each in strategy.results for axis in each.axes} == {"x", "y"}
-    assert len(products) > 12 * LAYERS
+    # Six of a layer forward, twice as many backward.
+    assert len(products) == 18 * LAYERS
 
 
 def test_a_second_step_of_tofu_keeps_the_first() -> None:
-    """Without its second axis the plan on two axes is one that the first step could choose, and
-    costs what the best one costs."""
+    """Without its second axis the plan on two axes is that of the first step, whose arrays the second
+    one halves."""
+
+    def moved(plan: IntraOpPlan) -> float:
+        arrays = plan.graph.tensors
+        return sum(
+            c.step.bytes
+            for c in plan.communication
+            if c.step.axes == ("x",) and arrays[c.tensor].shape
+        )
+
     both, first = planned("transformer", "tofu"), planned("transformer", "tofu", "2")
-    moved = sum(c.step.bytes for c in both.plan.communication if c.step.axes == ("x",))
-    assert moved <= sum(c.step.bytes for c in first.plan.communication)
+    assert 2 * moved(both.plan) == moved(first.plan) > 0
 
 
 def test_autodist_is_no_dearer_than_whole_or_split_weights_alone() -> None:
-    """As it chooses between the two for each of them."""
+    """As it chooses between the two for each of them: an upper bound is all that follows."""
     seconds = {
         preset: planned("mixture", preset, "4").solution.objective
         for preset in ("autodist", "data", "zero3")
@@ -403,11 +421,11 @@ def test_experts_are_split_and_tokens_exchanged() -> None:
     exchanged = Counter(baseline.moved("all_to_all"))
     # To the experts and back, forward and backward.
     assert exchanged[tuple(sorted((EXPERTS, BATCH, LENGTH, HIDDEN)))] == 4
-    assert set(baseline.moved("all_reduce", ("x",))) >= {
-        tuple(sorted(tensors[k].shape)) for k in experts
-    }
-    # The constant places, made in parts.
-    assert set(baseline.moved("all_gather")) <= {(LENGTH, LENGTH)}
+    of_experts = Counter(tuple(sorted(tensors[k].shape)) for k in experts)
+    assert Counter(baseline.moved("all_reduce", ("x",))) == of_experts
+    others = Counter(baseline.moved("all_reduce", ("x", "y")))
+    assert others == baseline.weight_shapes() - of_experts
+    assert not baseline.moved("all_gather") and not baseline.moved("reduce_scatter")
 
 
 @pytest.mark.parametrize("preset", ["expert-zero1", "expert-zero2", "expert-zero3"])
@@ -424,15 +442,14 @@ def test_zero_splits_the_state_of_experts_over_the_axis_that_repeats_them(preset
     unsplit = {whole, *map(Sharding.replicated, range(4))}
     in_parts = {k for k in flow.weights if baseline.plan.shardings[k] not in unsplit}
     assert in_parts == (flow.weights if preset == "expert-zero3" else set())
-    scattered = Counter(baseline.moved("reduce_scatter"))
-    of_experts = Counter(tuple(sorted(tensors[k].shape)) for k in experts)
-    assert scattered >= of_experts
-    # Once each: shards are updated where they lie. ZeRO 3 gathers for forward and for backward, but
-    # once where these follow each other at once.
+    assert Counter(baseline.moved("reduce_scatter")) == baseline.weight_shapes()
+    # Once each: shards are updated where they lie. ZeRO 3 gathers for forward and for backward; but
+    # the last experts are still whole then, and no gradient is wanted of what the first product
+    # reads.
+    [width] = {max(tensors[k].shape) for k in experts}
+    again = [(EXPERTS, HIDDEN, width), (EXPERTS, HIDDEN)] if preset == "expert-zero3" else []
     gathered = Counter(baseline.moved("all_gather", ("x",)))
-    most = 2 if preset == "expert-zero3" else 1
-    for shape, count in of_experts.items():
-        assert count + most - 1 <= gathered[shape] <= most * count
+    assert gathered == baseline.weight_shapes() + Counter(again)
 
 
 def test_shardy_splits_the_batch_as_data_does() -> None:
