@@ -32,6 +32,9 @@ _ROUNDING = 1e-9
 # Enough to prove of nearly all plans with constraints that they cost no less, in a quarter of the
 # time that closing their gaps takes.
 _LITTLE = SearchLimits(gap_tolerance=0.3, work=1_000_000)
+# Enough for all rounds of prices, which find the plans; integer programs end after their first
+# iterations, as only the free plan has to be proven.
+_MORE = SearchLimits(work=20_000_000)
 
 
 @dataclass
@@ -107,9 +110,9 @@ def _constrained(
             yield None
             continue
         solution = problem.solve(_LITTLE)
-        # Only where its bound leaves room for a cheaper plan is the optimum worth its time.
+        # Only where its bound leaves room for a cheaper plan is the best one worth its time.
         if solution.bound < least * (1 - _ROUNDING):
-            solution = problem.solve()
+            solution = problem.solve(_MORE)
         yield solution.objective if solution.choice else None
 
 
