@@ -20,6 +20,7 @@ from typing import IO, NoReturn, TypeVar
 
 from shardopt.ir.formats import format_of
 from shardopt.support.errors import UserError
+from shardopt.support.time_limits import ENDS, limit_time
 
 T = TypeVar("T")
 
@@ -30,6 +31,8 @@ _BYTES_PER_SECOND = 10e6
 _PREPARED_BYTES_PER_SECOND = 1e5
 _READ = """\
 import sys
+from shardopt.support.time_limits import limit_time
+limit_time(float(sys.argv[1]))
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 load_module(sys.stdin.buffer.read(), make_context())
@@ -54,23 +57,16 @@ def check_readable(data: bytes, name: str) -> None:
     if digest in _readable:
         return
     limit = _SECONDS + len(data) / _BYTES_PER_SECOND
-    try:
-        status = subprocess.run(
-            [sys.executable, "-c", _READ],
-            input=data,
-            capture_output=True,
-            timeout=limit,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        ).returncode
-    except subprocess.TimeoutExpired:
-        reason = f"it did not finish within {limit:.0f} s"
-    else:
-        if status >= 0:
-            _readable.add(digest)
-            return
-        number = signal.Signals(-status)
-        reason = f"{number.name}, {signal.strsignal(number)}"
-    raise UserError(f"{name}: not a readable module: its reader failed ({reason})")
+    status = subprocess.run(
+        [sys.executable, "-c", _READ, str(limit)],
+        input=data,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    ).returncode
+    if status < 0:
+        reason = _reason(signal.Signals(-status), limit)
+        raise UserError(f"{name}: not a readable module: its reader failed ({reason})")
+    _readable.add(digest)
 
 
 def may_fork() -> None:
@@ -94,7 +90,8 @@ def in_child(work: Callable[[], T], name: str, size_bytes: int) -> T:
             _answer(work, file, limit)
         status = os.waitpid(child, 0)[1]
         if os.WIFSIGNALED(status):
-            raise UserError(_unreadable(name, signal.Signals(os.WTERMSIG(status)), limit))
+            reason = _reason(signal.Signals(os.WTERMSIG(status)), limit)
+            raise UserError(f"{name}: not readable: its reader failed ({reason})")
         if os.WEXITSTATUS(status):  # it was interrupted
             raise KeyboardInterrupt
         file.seek(0)
@@ -111,8 +108,7 @@ def _answer(work: Callable[[], object], file: IO[bytes], limit: float) -> NoRetu
     _is_child, _may_fork, code = True, False, 1
     try:
         # No Python code runs while C++ does not return: the system ends the process.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, limit)
+        limit_time(limit)
         try:
             answer: tuple[object, Exception | None] = (work(), None)
         except Exception as error:
@@ -128,8 +124,7 @@ def _answer(work: Callable[[], object], file: IO[bytes], limit: float) -> NoRetu
         os._exit(code)
 
 
-def _unreadable(name: str, number: signal.Signals, limit: float) -> str:
-    reason = f"{number.name}, {signal.strsignal(number)}"
-    if number == signal.SIGALRM:
-        reason = f"it did not finish within {limit:.0f} s"
-    return f"{name}: not readable: its reader failed ({reason})"
+def _reason(number: signal.Signals, limit: float) -> str:
+    if number in ENDS:
+        return f"it did not finish within {limit:.0f} s"
+    return f"{number.name}, {signal.strsignal(number)}"

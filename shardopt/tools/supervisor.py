@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
+from shardopt.support.time_limits import ENDS, limit_time
+
 # Binary input: reading is a matter of a second a gigabyte, but the reader loops for ever on some
 # damaged files.
 _READ_SECONDS = 30.0
@@ -31,7 +33,7 @@ _CRASHES = frozenset(
         signal.SIGILL,
         signal.SIGFPE,
         signal.SIGTRAP,
-        signal.SIGALRM,
+        *ENDS,
     }
 )
 
@@ -44,7 +46,7 @@ class Crash:
     trace: dict[str, Any]
 
     def __str__(self) -> str:
-        if self.signal == signal.SIGALRM:
+        if self.signal in ENDS:
             return f"it did not finish within {self.trace.get('limit_seconds', 0):.0f} s"
         return f"{self.signal.name}, {signal.strsignal(self.signal)}"
 
@@ -76,11 +78,11 @@ class Trace:
             return
         limit = _READ_SECONDS + size_bytes / _READ_BYTES_PER_SECOND
         self.note(limit_seconds=limit)
-        signal.setitimer(signal.ITIMER_REAL, limit)
+        limit_time(limit)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            limit_time(0)
 
 
 def supervised(work: Callable[[Trace], int], on_crash: Callable[[Crash], int]) -> int:

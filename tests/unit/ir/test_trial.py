@@ -16,6 +16,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Position
 from shardopt.ir.io import MAX_NESTING, load_module
 from shardopt.ir.trial import check_readable
+from shardopt.support import time_limits
 from shardopt.support.errors import UserError
 from shardopt.tools.shardopt import main
 
@@ -85,7 +86,8 @@ def test_numbers_of_results_do_not_fill_the_memory(line: str) -> None:
 def forking(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a command that has begun nothing yet."""
     monkeypatch.setattr(trial, "_may_fork", True)
-    monkeypatch.setattr(trial, "_SECONDS", 0.5)
+    monkeypatch.setattr(trial, "_SECONDS", 0.25)
+    monkeypatch.setattr(time_limits, "_WAITING", 4)
 
 
 @pytest.mark.usefixtures("forking")
@@ -111,12 +113,20 @@ def test_what_a_child_raises_is_raised() -> None:
     [
         (os.abort, "SIGABRT, Aborted"),
         (lambda: time.sleep(30), "it did not finish within 0 s"),
+        (lambda: sum(iter(int, 1)), "it did not finish within 0 s"),
         (lambda: os.kill(os.getpid(), 11), "SIGSEGV, Segmentation fault"),
     ],
 )
 def test_what_ends_a_child_is_an_error(work: Callable[[], object], reason: str) -> None:
     with pytest.raises(UserError, match=rf"^plan: not readable: its reader failed \({reason}\)$"):
         trial.in_child(work, "plan", 0)
+
+
+@pytest.mark.usefixtures("forking")
+def test_a_child_that_waits_for_a_processor_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands still for longer than it may work."""
+    monkeypatch.setattr(time_limits, "_WAITING", 1000)
+    assert trial.in_child(lambda: time.sleep(1), "plan", 0) is None
 
 
 def test_nothing_is_forked_where_threads_may_run() -> None:
