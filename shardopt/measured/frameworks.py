@@ -94,7 +94,11 @@ _EAGER = re.compile(r"\beager\b(?!-1f1b)", re.IGNORECASE)
 # alpa/model/bert_model.py and moe.py: FlaxBertOutput and FlaxMoELayer normalize the sum of a part
 # and its input. alpa/monkey_patch.py, _remat_using_identity: every layer's forward pass is called
 # again, also that of the last one, without what the backward pass does not read.
-BY_ALPA = Computing(looks_up_by_product=True, carries_copies=True, normalizes_sums=True)
+# alpa/pipeline_parallel/apply_grad.py, compute_grad_to_accumulate_grad: what adds a gradient up has
+# the gradient's type, which is that of the copies (alpa/model/model_util.py takes none in float32).
+BY_ALPA = Computing(
+    looks_up_by_product=True, carries_copies=True, normalizes_sums=True, sums_narrow=True
+)
 # alpa/shard_parallel/auto_sharding.py, AutoShardingOption: XLA's combiner of all-reduces takes them
 # together up to all_reduce_threshold, 2^60 bytes.
 # The first pattern found in the source decides; with, in order, where what is said is from.

@@ -20,7 +20,8 @@ def build(spec: Spec, dtype: str | None = None, how: Computing = PLAIN) -> Model
     """The model, computing in `dtype` (`f32`, `f16`, `bf16`; by default float16, and float32 for
     Wide-ResNet), with AdamW, Adafactor for mixtures of experts, or momentum for Wide-ResNet. `how`
     is for decoders: a Wide-ResNet has nothing of what it says."""
-    dtype16, ways = dtype or "f16", (how.carries_copies, how.clips, how.sums_wide)
+    dtype16 = dtype or "f16"
+    ways = (how.carries_copies, how.clips, how.sums_wide, how.sums_narrow)
     if isinstance(spec, GptSpec | LlamaSpec):
         family = gpt if isinstance(spec, GptSpec) else llama
         inputs, loss = token_batch(spec.batch, spec.sequence), partial(family.loss, how=how)

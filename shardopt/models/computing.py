@@ -44,7 +44,8 @@ class Computing:
     `looks_up_by_product` makes embeddings as the product of one-hot rows and the table.
     `wide_softmax` takes the softmax of attention in float32, whatever the scores are in.
     `sums_wide` makes gradients of weights in float32 where they are made, so that microbatches and
-    replicas are summed up in float32 too. `entropy` is how the loss is taken: `merged` from logits
+    replicas are summed up in float32 too. `sums_narrow` has them summed up in the numbers in which
+    they are made, where a planner would cast them first if their update does. `entropy` is how the loss is taken: `merged` from logits
     as they are; `wide` by a log-softmax of their float32 values, as libraries do whose compiler
     leaves it out; or `in-passes`, operation by operation of these. `rotates_in_passes` turns
     queries and keys as complex numbers of float32, which compilers leave to kernels of their own:
@@ -62,6 +63,7 @@ class Computing:
     looks_up_by_product: bool = False
     wide_softmax: bool = False
     sums_wide: bool = False
+    sums_narrow: bool = False
     entropy: Entropy = "merged"
     rotates_in_passes: bool = False
     normalizes_sums: bool = False

@@ -32,7 +32,7 @@ class Model:
     """`weights` and `batch` describe the arguments of `loss(params, batch)`; `dtype` is what a step
     computes in: `f32`, `f16` or `bf16`; `carries_copies` makes copies of the weights in that type
     part of the state, `clips` bounds the norm of gradients, and `sums_wide` takes those that are
-    results of products in float32."""
+    results of products in float32. `sums_narrow` adds gradients up as they are made."""
 
     weights: Tree
     batch: Tree
@@ -42,6 +42,7 @@ class Model:
     carries_copies: bool = False
     clips: bool = False
     sums_wide: bool = False
+    sums_narrow: bool = False
 
 
 def state_weights(model: Model) -> Tree:
@@ -97,7 +98,7 @@ def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
         leaves = jax.tree.leaves(state["weights"])
         shape: Any = jax.tree.structure(state["weights"])
         kept = shape.flatten_up_to(state["kept"])
-        leaves_of_grads = shape.flatten_up_to(grads)
+        leaves_of_grads = [_summed(grad, model) for grad in shape.flatten_up_to(grads)]
         factor = _clipping(leaves_of_grads, scale) if model.clips else None
         pairs = [
             model.optimizer.update(_unscaled(grad, scale, factor), old, weight, pace)
@@ -114,10 +115,19 @@ def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
 def _handed_on(weights: Tree, model: Model) -> Tree:
     """Copies for the next step, cast where the weights are and gathered as copies: a result that
     replaces an argument is made as it lies, here by a rounding that changes no number."""
-    kind = jnp.finfo(_dtype(model))
-    return jax.tree.map(
-        lambda copy: jax.lax.reduce_precision(copy, kind.nexp, kind.nmant), _cast(weights, model)
-    )
+    return jax.tree.map(_rounded, _cast(weights, model))
+
+
+def _summed(grad: jax.Array, model: Model) -> jax.Array:
+    """A gradient that is whole before it is cast: terms of microbatches and devices are added up
+    behind a cast to a wider type else, which no rounding commutes with."""
+    return _rounded(grad) if model.sums_narrow and grad.dtype != jnp.float32 else grad
+
+
+def _rounded(value: jax.Array) -> jax.Array:
+    """To the type that it has."""
+    kind = jnp.finfo(value.dtype)
+    return jax.lax.reduce_precision(value, kind.nexp, kind.nmant)
 
 
 def _varied(model: Model, params: Tree) -> Tree:
