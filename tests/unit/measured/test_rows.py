@@ -142,7 +142,7 @@ def test_a_framework_ties_and_looks_up_by_products(gpt: Row) -> None:
     assert [getattr(case.spec, "tied", None) for case in (figure8, figure7)] == [True, False]
     for case in (figure8, figure7):
         assert case.how.looks_up_by_product and case.how.carries_copies and case.sums_together
-        assert case.how.normalizes_sums
+        assert case.how.normalizes_sums and case.how.sums_narrow
         assert case.layout.recomputation == RowRecomputation(within="whole")
 
 

@@ -11,8 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.alpa.phases import run_phases
 from benchmarks.alpa.specs import TINY
+from shardopt.dialect.program import read_program
+from shardopt.frontend.plans.plan import PlanOptions
 from shardopt.hardware.cluster_file import load_cluster
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
 from shardopt.measured.short_plan import ShortCase, ShortPlan, short_plan
 from shardopt.models.blocks import product
 from shardopt.models.build import build, bytecode
@@ -104,6 +109,29 @@ def test_copies_are_the_weights_rounded() -> None:
     after, _ = jax.jit(make_step(model))(first_state(model), {"tokens": tokens, "labels": tokens})
     pairs = zip(*(jax.tree.leaves(after[name]) for name in ("copies", "weights")), strict=True)
     assert all(bool(jnp.all(copy == weight.astype(jnp.bfloat16))) for copy, weight in pairs)
+
+
+def test_narrow_sums_are_carried_as_they_are_made() -> None:
+    """From microbatch to microbatch, where others are cast before they are added; of a whole batch
+    nothing changes."""
+    steps = [Computing(carries_copies=True, sums_narrow=narrow) for narrow in (False, True)]
+    carried = [_carried_types(bytecode(TINY["gpt-tiny"], "f16", how=how)) for how in steps]
+    matrices = [{kind for kind in kinds if "x" in kind.rpartition("x")[0]} for kinds in carried]
+    assert [{kind.rpartition("x")[2] for kind in kinds} for kinds in matrices] == [{"f32"}, {"f16"}]
+    models = [build(TINY["gpt-tiny"], "f16", how) for how in steps]
+    tokens = jax.random.randint(jax.random.key(0), models[0].batch["tokens"].shape, 0, 64)
+    batch = {"tokens": tokens, "labels": jnp.roll(tokens, 1, axis=1)}
+    first, second = (jax.jit(make_step(model))(first_state(model), batch) for model in models)
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def _carried_types(source: bytes) -> set[str]:
+    """Shapes and types of what the microbatch loop of a step carries."""
+    with make_context() as context:
+        module = load_module(source, context)
+        run_phases(module, PlanOptions("cpu-test", microbatches=2), ("import", "microbatch"))
+        types = [str(each.type) for each in read_program(module).loop.results]
+    return {text.removeprefix("tensor<").removesuffix(">") for text in types}
 
 
 @pytest.mark.parametrize("clips", [False, True])
