@@ -45,11 +45,11 @@ class Computing:
     `wide_softmax` takes the softmax of attention in float32, whatever the scores are in.
     `sums_wide` makes gradients of weights in float32 where they are made, so that microbatches and
     replicas are summed up in float32 too. `sums_narrow` has them summed up in the numbers in which
-    they are made, where a planner would cast them first if their update does. `entropy` is how the loss is taken: `merged` from logits
-    as they are; `wide` by a log-softmax of their float32 values, as libraries do whose compiler
-    leaves it out; or `in-passes`, operation by operation of these. `rotates_in_passes` turns
-    queries and keys as complex numbers of float32, which compilers leave to kernels of their own:
-    to float32, the multiplication, and back.
+    they are made, where a planner would cast them first if their update does. `entropy` is how the
+    loss is taken: `merged` from logits as they are; `wide` by a log-softmax of their float32
+    values, as libraries do whose compiler leaves it out; or `in-passes`, operation by operation of
+    these. `rotates_in_passes` turns queries and keys as complex numbers of float32, which compilers
+    leave to kernels of their own: to float32, the multiplication, and back.
 
     `normalizes_sums` normalizes what a part of a block and its input sum up to, and what embeddings
     sum up to, as BERT does (arXiv 1706.03762, section 3.1), where others normalize the input of
