@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import mpmd, stablehlo
 
-from shardopt.dialect.mpmd import origin_attr, parse_mesh_tensor
+from shardopt.dialect.mpmd import is_mesh_tensor, origin_attr, parse_mesh_tensor
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
 from shardopt.ir.rewriting import splice_block
 
@@ -27,16 +27,25 @@ def write_out(main: ir.Operation, by_name: Mapping[str, ir.Operation]) -> bool:
     functions of the module by name. Whether there were any. Raises DiagnosedError for more
     operations than anybody runs."""
     ops = [op.operation for op in main.regions[0].blocks[0]]
-    if not any(op.name == _CALL or _is_foreign_loop(op) for op in ops):
+    if not any(_is_call(op) or _is_foreign_loop(op) for op in ops):
         return False
     _Writer(by_name).write_out(ops)
     return True
 
 
+def _is_call(op: ir.Operation) -> bool:
+    """Of a function of fragments; what `func.call` hands plain values to is a part of a program."""
+    if op.name != "func.call":
+        return op.name == _CALL
+    return any(is_mesh_tensor(value.type) for value in (*op.operands, *op.results))
+
+
 def _is_foreign_loop(op: ir.Operation) -> bool:
-    """Ours is a call of the function that does a microbatch."""
+    """Ours is a call of the function that does a microbatch, with values on meshes."""
     if op.name != _LOOP:
         return False
+    if not all(is_mesh_tensor(value.type) for value in op.operands):
+        return True
     return [each.operation.name for each in op.regions[0].blocks[0]] != [_CALL, _RETURN]
 
 
@@ -50,7 +59,7 @@ class _Writer:
 
     def write_out(self, ops: Sequence[ir.Operation]) -> None:
         for op in ops:
-            if op.name == _CALL:
+            if _is_call(op):
                 name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
                 _replace(op, self._splice(self.by_name[name], list(op.operands), op))
             elif _is_foreign_loop(op):
@@ -98,6 +107,9 @@ class _Writer:
 
 def _number(index: ir.Value, number: int, loop: ir.Operation) -> ir.Value:
     """The number of an iteration, made where the loop wants it."""
+    if not is_mesh_tensor(index.type):
+        with loop.location, ir.InsertionPoint(loop):
+            return _constant(ir.RankedTensorType(index.type), number)
     wanted = parse_mesh_tensor(index.type)
     with loop.location, ir.InsertionPoint(loop):
         fragment = mpmd.FragmentOp(
@@ -105,10 +117,13 @@ def _number(index: ir.Value, number: int, loop: ir.Operation) -> ir.Value:
         ).operation
         tensor = ir.RankedTensorType(wanted.tensor)
         with ir.InsertionPoint(fragment.regions[0].blocks.append()):
-            value = ir.IntegerAttr.get(tensor.element_type, number)
-            splat = ir.DenseElementsAttr.get_splat(tensor, value)
-            mpmd.ReturnOp([stablehlo.constant(splat)])
+            mpmd.ReturnOp([_constant(tensor, number)])
     return fragment.results[0]
+
+
+def _constant(tensor: ir.RankedTensorType, number: int) -> ir.Value:
+    value = ir.IntegerAttr.get(tensor.element_type, number)
+    return stablehlo.constant(ir.DenseElementsAttr.get_splat(tensor, value))
 
 
 def _replace(op: ir.Operation, values: Sequence[ir.Value]) -> None:

@@ -68,6 +68,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "verify-transferred",
         "schedule-pipeline",
         "verify-scheduled",
+        "assign-meshes",
         "lower-to-fragment-calls",
         "verify-exported",
     ),

@@ -27,7 +27,11 @@ class InvalidModuleError(Exception):
         super().__init__(
             "\n".join([f"the module does not verify after {pass_text}", *map(str, diagnostics)])
         )
-        self.diagnostics = diagnostics
+        self.pass_text, self.diagnostics = pass_text, diagnostics
+
+    def __reduce__(self) -> tuple[type, tuple[str, tuple[Diagnostic, ...]]]:
+        """Children that read files hand it over."""
+        return InvalidModuleError, (self.pass_text, self.diagnostics)
 
 
 @dataclass(frozen=True)

@@ -126,16 +126,21 @@ class _Lowering:
         of_values = [ir.DictAttr.get(each) for each in attributes]
         function.attributes["arg_attrs"] = ir.ArrayAttr.get(of_values[: len(inputs)])
         function.attributes["res_attrs"] = ir.ArrayAttr.get(of_values[len(inputs) :])
-        return self._intern(function, _function_name(fragment))
+        # What functions of others are sharded like stands in their calls only.
+        shardings = [_mhlo(v, mesh) for v in (*fragment.operands, *fragment.results)]
+        return self._intern(
+            function, _function_name(fragment), "" if self.is_ours else str(shardings)
+        )
 
     def _shardings(self, value: ir.Value, mesh: Mesh) -> dict[str, ir.Attribute]:
         return {_SHARDING: ir.StringAttr.get(_mhlo(value, mesh))} if self.is_ours else {}
 
-    def _intern(self, function: ir.Operation, preferred: str) -> str:
+    def _intern(self, function: ir.Operation, preferred: str, beside: str) -> str:
         # Without locations: equal layers come from different lines of a model.
         text = str(
             function.get_asm(enable_debug_info=False, use_local_scope=True, assume_verified=True)
         )
+        text += beside
         if text in self.by_text:
             function.erase()
             return self.by_text[text]

@@ -39,7 +39,7 @@ def _program(args: argparse.Namespace) -> None:
     from shardopt.runtime.program.json_form import only_mesh, readable_json
     from shardopt.runtime.program.text import format_program
 
-    program, _ = read_program(args.program, args.entry, args.custom_calls)
+    program, _ = read_program(args, args.program)
     if args.mesh is not None:
         known = [part.mesh.name for part in program.meshes]
         if args.mesh not in known:

@@ -108,7 +108,7 @@ class _Followed:
         from shardopt.runtime.inputs import random_inputs
 
         self._args, self._metrics = args, metrics
-        self._program, self.plan = read_program(args.plan, args.entry, args.custom_calls)
+        self._program, self.plan = read_program(args, args.plan)
         if self.plan is None and (args.timeline or args.timeline_svg):
             raise UserError(f"'{args.plan}' is a module: what it was to take, only a plan tells")
         self.inputs = random_inputs(self._program, args.seed)
@@ -162,7 +162,7 @@ class _Followed:
         reference = (
             plan_reference(self.plan)
             if self.plan is not None
-            else module_reference(self._args.plan, self._args.entry)
+            else module_reference(self._args, self._args.plan)
         )
         check(reference, given, list(outputs), self._args.tolerance)
 

@@ -10,6 +10,8 @@ from jaxlib.mlir import ir
 
 from shardopt.forms.written_out import write_out
 from shardopt.ir.rewriting import functions, operations, symbol_name
+from shardopt.passes.pipelining.assign_meshes import AssignMeshes
+from shardopt.passes.pipelining.plain_parts import has_plain
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.support.errors import UserError
 from shardopt.support.suggestions import unknown_name
@@ -19,11 +21,17 @@ _TOPOLOGY = "topology"
 _SYMBOL = re.compile(r"@([\w$.-]+)")
 
 
-def make_runnable(module: ir.Module, entry: str | None = None) -> None:
-    """Let `entry` be `@main`, write out its calls and loops, and lower fragments. Without a name
-    the entry is `@main`, or the only function with a topology. Raises UserError."""
+def make_runnable(
+    module: ir.Module, entry: str | None = None, name_to_mesh: tuple[str, ...] = ()
+) -> None:
+    """Let `entry` be `@main`, write out its calls and loops, put what is on no mesh on those that
+    `name_to_mesh` says, and lower fragments. Without a name the entry is `@main`, or the only
+    function with a topology. Raises UserError."""
     _select(module, entry)
     _write_out(module)
+    main = next(each for each in functions(module) if symbol_name(each) == _MAIN)
+    if has_plain(main):
+        run_pipeline(module, str(AssignMeshes(name_to_mesh)))
     if operations(module.operation, ("mpmd.fragment",)):
         run_pipeline(module, "shardopt-lower-to-fragment-calls")
 

@@ -29,6 +29,13 @@ def add_program_flags(parser: argparse.ArgumentParser) -> None:
         "--entry", metavar="NAME", help="function of the module that is taken (default: main)"
     )
     parser.add_argument(
+        "--name-to-mesh",
+        default=(),
+        type=lambda text: tuple(text.split(",")),
+        metavar="NAME@MESH,…",
+        help="meshes of the named computations of a module that says none",
+    )
+    parser.add_argument(
         "--custom-calls",
         default="",
         metavar="NAME,…",
@@ -36,20 +43,21 @@ def add_program_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_program(
-    path: Path, entry: str | None = None, custom_calls: str = ""
-) -> tuple[Program, Plan | None]:
-    """Of a plan directory, with the plan; or of a file with a module, whose function `entry` is
-    run. `custom_calls` are names that are allowed. Raises UserError."""
+def read_program(args: argparse.Namespace, path: Path) -> tuple[Program, Plan | None]:
+    """Of a plan directory, with the plan; or of a file with a module, which the flags of
+    `add_program_flags` are about. Raises UserError."""
     from shardopt.ir.trial import in_child
 
-    if entry is not None and not path.is_file():
-        raise UserError(f"--entry names a function of a module; '{path}' is a plan")
-    work = partial(_read_program, path, entry, custom_calls)
+    for flag, value in (("--entry", args.entry), ("--name-to-mesh", args.name_to_mesh)):
+        if value and not path.is_file():
+            raise UserError(f"{flag} names parts of a module; '{path}' is a plan")
+    work = partial(_read_program, path, args.entry, args.name_to_mesh, args.custom_calls)
     return in_child(work, str(path), module_bytes(path))
 
 
-def _read_program(path: Path, entry: str | None, custom_calls: str) -> tuple[Program, Plan | None]:
+def _read_program(
+    path: Path, entry: str | None, name_to_mesh: tuple[str, ...], custom_calls: str
+) -> tuple[Program, Plan | None]:
     from shardopt.frontend.plans.plan import Plan
     from shardopt.ir.context import make_context
     from shardopt.ir.io import text_expected
@@ -61,25 +69,29 @@ def _read_program(path: Path, entry: str | None, custom_calls: str) -> tuple[Pro
             modules.read(plan.original, name="original.mlirbc")  # `--check` runs it
             return plan.program(), plan
     with make_context() as context, text_expected(str(path)):
-        return prepare(_runnable(path, entry, context), custom_calls), None
+        return prepare(_runnable(path, entry, name_to_mesh, context), custom_calls), None
 
 
-def module_reference(path: Path, entry: str | None) -> Callable[..., list[np.ndarray]]:
+def module_reference(args: argparse.Namespace, path: Path) -> Callable[..., list[np.ndarray]]:
     """What the module computes on one device, from inputs to outputs. Raises UserError."""
     from shardopt.forms.exported_form import read_exported
     from shardopt.ir.context import make_context
     from shardopt.runtime.interpretation import Interpretation
 
     with make_context() as context:
-        return Interpretation(read_exported(_runnable(path, entry, context)))
+        return Interpretation(
+            read_exported(_runnable(path, args.entry, args.name_to_mesh, context))
+        )
 
 
-def _runnable(path: Path, entry: str | None, context: ir.Context) -> ir.Module:
+def _runnable(
+    path: Path, entry: str | None, name_to_mesh: tuple[str, ...], context: ir.Context
+) -> ir.Module:
     from shardopt.ir.io import load_module
     from shardopt.tools.run.entry import make_runnable
 
     module = load_module(path, context)
-    make_runnable(module, entry)
+    make_runnable(module, entry, name_to_mesh)
     return module
 
 
