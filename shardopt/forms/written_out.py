@@ -22,6 +22,13 @@ _CALL, _LOOP, _RETURN = "mpmd.call", "mpmd.for", "mpmd.return"
 _MAX_WRITTEN_OUT = 1 << 16
 
 
+def has_plain(function: ir.Operation) -> bool:
+    """Whether a value of its body is on no mesh."""
+    block = function.regions[0].blocks[0]
+    values = [*block.arguments, *(value for op in block for value in op.operation.results)]
+    return not all(is_mesh_tensor(value.type) for value in values)
+
+
 def write_out(main: ir.Operation, by_name: Mapping[str, ir.Operation]) -> bool:
     """Put the bodies of calls, and of loops but the microbatch loop, into `main`, from the
     functions of the module by name. Whether there were any. Raises DiagnosedError for more

@@ -37,7 +37,7 @@ from shardopt.ir.formats import STDIO, decoded, exported_module, format_of, read
 from shardopt.ir.native import verify
 from shardopt.ir.printing import PLAIN, PrintStyle
 from shardopt.ir.rewriting import copy_of
-from shardopt.ir.trial import check_readable
+from shardopt.ir.trial import check_readable, made_here
 from shardopt.support.errors import UserError
 from shardopt.support.suggestions import unknown_name
 
@@ -90,16 +90,15 @@ def load_module(
     name: str = "",
     handler: Handler | None = None,
 ) -> ir.Module:
-    """Read a module from a path, from stdin (`"-"`), or from bytes, and verify it. Bytes are those
-    that this process made or has tried (`check_readable`).
+    """Read a module from a path, from stdin (`"-"`), or from bytes, and verify it. Another process
+    reads first what this one has neither made nor tried (`shardopt.ir.trial`).
 
     `name` stands for the source in messages; by default its path. Warnings go to `handler`. Raises
     DiagnosedError (file:line:column) for a module that does not parse or verify, and UserError for
     a file that cannot be read or holds something else."""
     data = source if isinstance(source, bytes) else read_source(source)
     name = name or (BUFFER_NAME if isinstance(source, bytes) else os.fspath(source))
-    if not isinstance(source, bytes):
-        check_readable(data, name)
+    check_readable(data, name)
     try:
         with native_errors_raised(context, handler, also=ValueError):
             return _parse(data, source, context, name)
@@ -189,7 +188,7 @@ def module_bytecode(module: ir.Module, version: int | None = None) -> bytes:
     mpmd types)."""
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer, version)
-    return buffer.getvalue()
+    return made_here(buffer.getvalue())
 
 
 def portable_artifact(module: ir.Module) -> bytes:
@@ -199,7 +198,7 @@ def portable_artifact(module: ir.Module) -> bytes:
     data: bytes = stablehlo.serialize_portable_artifact(
         copy_of(module), stablehlo.get_current_version()
     )
-    return data
+    return made_here(data)
 
 
 def write_atomically(target: Path, data: bytes) -> None:

@@ -3,7 +3,8 @@
 C++ ends the process on some bytes that are no module, or never returns, and Python can catch
 neither. The tools that read in a child of their own (`shardopt.tools.supervisor`) say so. `shardopt
 run` and `program` have a child read and prepare it (`in_child`); for everybody else a child reads
-the file before it is read here (`check_readable`)."""
+files and bytes before they are read here (`check_readable`), unless this process made them
+(`made_here`)."""
 
 from __future__ import annotations
 
@@ -35,17 +36,26 @@ from shardopt.support.time_limits import limit_time
 limit_time(float(sys.argv[1]))
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
+from shardopt.ir.trial import reads_in_child
+reads_in_child()  # or it would have a child of its own, and so on
 load_module(sys.stdin.buffer.read(), make_context())
 """
 _is_child = False
 _may_fork = False
-_readable: set[bytes] = set()  # digests: a model is often planned again
+# Digests of what a child has read, as a model is often planned again, or a writer here has made.
+_readable: set[bytes] = set()
 
 
 def reads_in_child() -> None:
     """This process is a child whose parent survives what reading does to it."""
     global _is_child
     _is_child = True
+
+
+def made_here(data: bytes) -> bytes:
+    """The same bytes, which a writer of this process made, and which are read without a trial."""
+    _readable.add(hashlib.sha256(data).digest())
+    return data
 
 
 def check_readable(data: bytes, name: str) -> None:

@@ -44,10 +44,10 @@ def resolve_source(source: Any) -> bytes | str | os.PathLike[str]:
     """A model as `make_plan` takes it, as bytes or the path of a file that can be read again.
     Raises UserError."""
     from shardopt.ir.formats import STDIO, read_source
-    from shardopt.ir.trial import check_readable
+    from shardopt.ir.trial import check_readable, made_here
 
     if hasattr(source, "mlir_module_serialized"):
-        return bytes(source.mlir_module_serialized)
+        return made_here(bytes(source.mlir_module_serialized))
     if isinstance(source, str) and "\n" in source:
         raise UserError(
             "expected a path, found text of several lines: the text of a module is passed as "

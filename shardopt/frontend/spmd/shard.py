@@ -186,12 +186,12 @@ def _run(
     from shardopt.ir.io import load_module
     from shardopt.ir.native import verify
     from shardopt.ir.rewriting import functions, symbol_name
+    from shardopt.ir.trial import made_here
     from shardopt.pipeline.manager import run_pipeline
 
     with make_context() as context:
-        module = load_module(
-            bytes(exported.mlir_module_serialized), context, name=exported.fun_name
-        )
+        data = made_here(bytes(exported.mlir_module_serialized))
+        module = load_module(data, context, name=exported.fun_name)
         [main] = [function for function in functions(module) if symbol_name(function) == "main"]
         write_replacements(main, _replacements(exported))
         run_pipeline(module, pipeline, handler=handler)

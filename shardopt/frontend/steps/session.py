@@ -95,15 +95,17 @@ class Session:
         type; MeshError."""
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
+        from shardopt.ir.trial import made_here
 
         exported = jax.export.export(jax.jit(init), platforms=(self._platform,))(*args)
         leaves = jax.tree.leaves(args)
         kept = exported.module_kept_var_idx
         values = [to_numpy(leaves[number], exported.in_avals[number]) for number in kept]
+        data = made_here(exported.mlir_module_serialized)
 
         def begin(run: Run) -> None:
             with make_context() as context:
-                module = load_module(exported.mlir_module_serialized, context, name="init")
+                module = load_module(data, context, name="init")
                 run.initialize(module, list(self._state), values)
 
         self._begin(begin)

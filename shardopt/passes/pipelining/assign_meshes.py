@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import is_mesh_tensor, read_topology
-from shardopt.forms.written_out import write_out
+from shardopt.forms.written_out import has_plain, write_out
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.pipelining.plain_fragments import Placed, outline
@@ -39,7 +39,6 @@ from shardopt.passes.pipelining.plain_parts import (
     extract,
     flatten,
     free_ops,
-    has_plain,
     mesh_name,
     names_of,
 )

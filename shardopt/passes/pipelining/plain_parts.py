@@ -52,13 +52,6 @@ class PlainParts:
         return [op.operation for op in self.block]
 
 
-def has_plain(function: ir.Operation) -> bool:
-    """Whether a value of its body is on no mesh."""
-    block = function.regions[0].blocks[0]
-    values = [*block.arguments, *(value for op in block for value in op.operation.results)]
-    return not all(is_mesh_tensor(value.type) for value in values)
-
-
 def names_of(block: ir.Block) -> tuple[str, ...]:
     """Of the computations and tensors, in program order."""
     named = [op.operation for op in block if op.operation.name in (NAMED, NAMED_TENSOR)]

@@ -8,10 +8,9 @@ import re
 
 from jaxlib.mlir import ir
 
-from shardopt.forms.written_out import write_out
+from shardopt.forms.written_out import has_plain, write_out
 from shardopt.ir.rewriting import functions, operations, symbol_name
-from shardopt.passes.pipelining.assign_meshes import AssignMeshes
-from shardopt.passes.pipelining.plain_parts import has_plain
+from shardopt.passes.registry import pass_class
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.support.errors import UserError
 from shardopt.support.suggestions import unknown_name
@@ -31,7 +30,8 @@ def make_runnable(
     _write_out(module)
     main = next(each for each in functions(module) if symbol_name(each) == _MAIN)
     if has_plain(main):
-        run_pipeline(module, str(AssignMeshes(name_to_mesh)))
+        assign = pass_class("shardopt-assign-meshes")
+        run_pipeline(module, str(assign(name_to_mesh=name_to_mesh)))  # type: ignore[call-arg]
     if operations(module.operation, ("mpmd.fragment",)):
         run_pipeline(module, "shardopt-lower-to-fragment-calls")
 

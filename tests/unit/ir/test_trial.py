@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 from shardopt.ir import trial
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Position
-from shardopt.ir.io import MAX_NESTING, load_module
+from shardopt.ir.io import MAX_NESTING, load_module, module_bytecode, portable_artifact
 from shardopt.ir.trial import check_readable
 from shardopt.support import time_limits
 from shardopt.support.errors import UserError
@@ -46,6 +46,22 @@ def fatal() -> bytes:
 def test_a_child_reads_first(fatal: bytes) -> None:
     with pytest.raises(UserError, match=r"^m\.mlirbc: not a readable module: .*SIGSEGV"):
         check_readable(fatal, "m.mlirbc")
+
+
+def test_bytes_are_read_by_a_child_first_as_files_are(fatal: bytes) -> None:
+    with pytest.raises(UserError, match=r"^m\.mlirbc: not a readable module: .*SIGSEGV"):
+        load_module(fatal, make_context(), name="m.mlirbc")
+
+
+def test_no_child_reads_what_this_process_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object, **__: object) -> None:
+        pytest.fail("a child was started")
+
+    with make_context() as context:
+        module = ir.Module.parse("func.func @main() { return }", context)
+        monkeypatch.setattr("subprocess.run", start)
+        for data in (module_bytecode(module), portable_artifact(module), str(module).encode()):
+            load_module(data, context)
 
 
 def test_run_survives_a_module_that_ends_its_reader(
