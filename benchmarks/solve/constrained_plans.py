@@ -34,7 +34,7 @@ _ROUNDING = 1e-9
 _LITTLE = SearchLimits(gap_tolerance=0.3, work=1_000_000)
 # Enough for all rounds of prices, which find the plans; integer programs end after their first
 # iterations, as only the free plan has to be proven.
-_MORE = SearchLimits(work=20_000_000)
+_MORE = SearchLimits(work=1_000_000)
 
 
 @dataclass
