@@ -43,8 +43,9 @@ def find_frontier(
     limits: SearchLimits = NO_LIMITS,
 ) -> Frontier:
     """The front from at most `searches` searches within a budget. `relaxed` is the solution of the
-    problem without memory, where that is known; the limits are for each search. Raises UserError
-    when there is no plan at all, ValueError for fewer than one search."""
+    problem without memory, where that is known; it and the search for the least peak have the whole
+    work of the limits, which the searches share. Raises UserError when there is no plan at all,
+    ValueError for fewer than one search."""
     if searches < 1:
         raise ValueError(f"expected at least one search within a budget, found {searches}")
     if relaxed is None:
@@ -105,12 +106,18 @@ class _Search:
         within = fit(
             self.problem,
             budget,
-            limits=self.limits,
+            limits=self._share,
             relaxed=replace(self.relaxed, bound=self._bound(budget)),
             start=() if nearest is None else nearest.start,
             overlooked=self.overlooked,
         )
         self._record(budget, within)
+
+    @property
+    def _share(self) -> SearchLimits:
+        """Of one search, so that all of them together end in time."""
+        work = self.limits.work
+        return replace(self.limits, work=None if work is None else work // self.searches)
 
     def _record(self, budget: float, within: Fit) -> None:
         if within.plan is None:
