@@ -103,7 +103,8 @@ class _Search:
         work = None if self.most_work is None else self.most_work - self.work
         if self.late or (work is not None and work <= 0):
             return Answer("limit", None, -inf)
-        answer = self.model.solve(self.cuts, integer, SearchLimits(left, self.gap_tolerance, work))
+        limits = SearchLimits(left, self.gap_tolerance, work)
+        answer = self.model.solve(self.cuts, integer, limits, self.objective)
         self.late |= answer.late
         self.work += answer.work
         self.bound = max(self.bound, answer.bound)

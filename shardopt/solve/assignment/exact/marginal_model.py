@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -41,6 +40,8 @@ _MOST_COUNTED = 2**31 - 1  # solvers count in 32 bits
 
 # Of integrality; a looser one understates the objective by that much of its range.
 _FEASIBILITY_TOLERANCE = 1e-9
+# Of reduced costs, in the scaled objective: far more than rounding adds up to over all columns.
+_FIXING_TOLERANCE = 1e-2
 _RANDOM_SEED = 1
 
 
@@ -80,10 +81,14 @@ class MarginalModel:
     """Columns and rows of one problem, reused over the rounds of lazily added rows."""
 
     integers_by_scip = False
+    # Worth it where an assignment is known whose cost is close to the linear program's.
+    fixes_columns = False
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._relaxation = 0  # iterations of the longest linear program so far
+        # Of the linear program with the best bound: that, scaled, and the reduced costs.
+        self._priced: tuple[float, np.ndarray] | None = None
         self.tables = self._tables()
         self.sizes = [len(cost) for cost in problem.costs]
         self.offsets = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
@@ -92,15 +97,24 @@ class MarginalModel:
         self._build_polytope()
         self._build_segments()
 
-    def solve(self, cuts: Cuts, integer: bool, limits: SearchLimits = NO_LIMITS) -> Answer:
+    def solve(
+        self,
+        cuts: Cuts,
+        integer: bool,
+        limits: SearchLimits = NO_LIMITS,
+        cutoff: float = np.inf,
+    ) -> Answer:
         """Minimise over the polytope and the cuts; x is binary if `integer`, else anywhere in [0,
-        1].
+        1]. An integer program may leave out what costs more than `cutoff`, the cost of an
+        assignment that is allowed: columns are fixed by their reduced costs in a linear program
+        before (Dantzig, Fulkerson and Johnson 1954), whose cuts must be among these.
 
         A budget of work ends integer programs at a number of nodes that is worth it, once their
         first relaxation is solved."""
         from ortools.math_opt.python import mathopt
 
-        model = mathopt.Model.from_model_proto(self._proto(cuts, integer))
+        kept = self._within(cutoff) if integer else ~self._forbidden
+        model = mathopt.Model.from_model_proto(self._proto(cuts, integer, kept))
         gap = max(limits.gap_tolerance, _RELATIVE_GAP)
         parameters = mathopt.SolveParameters(random_seed=_RANDOM_SEED, relative_gap_tolerance=gap)
         parameters.highs.int_options["threads"] = 1
@@ -117,12 +131,16 @@ class MarginalModel:
             most = min(max(most, 1), _MOST_COUNTED)
             parameters.node_limit = most if integer else None
             parameters.iteration_limit = None if integer else most
-        # Only x is looked at; reading y, duals and the basis back costs as long as solving.
-        x_variables = list(islice(model.variables(), self.num_x))
+        # Reading y, duals and the basis back costs as long as solving.
+        variables = list(model.variables())
+        x_variables = variables[: self.num_x]
+        prices = self.fixes_columns and not integer
         filters = mathopt.ModelSolveParameters(
             variable_values_filter=mathopt.VariableFilter(filtered_items=x_variables),
             dual_values_filter=mathopt.LinearConstraintFilter(filtered_items=()),
-            reduced_costs_filter=mathopt.VariableFilter(filtered_items=()),
+            reduced_costs_filter=(
+                mathopt.VariableFilter() if prices else mathopt.VariableFilter(filtered_items=())
+            ),
         )
         solver = mathopt.SolverType.GSCIP if by_scip else mathopt.SolverType.HIGHS
         result = mathopt.solve(model, solver, params=parameters, model_params=filters)
@@ -146,10 +164,24 @@ class MarginalModel:
         )
         bound = result.termination.objective_bounds.dual_bound
         if reason == reasons.OPTIMAL:
+            if prices and result.has_dual_feasible_solution():
+                self._price(bound, np.array(result.reduced_costs(variables)))
             return Answer("optimal", x, bound / self.scale + self.constant, work=work)
         # An LP stopped early reports no valid bound, and a MIP stopped before its root +inf.
         stopped = bound / self.scale + self.constant if integer and np.isfinite(bound) else -np.inf
         return Answer("limit", x, stopped, late, work)
+
+    def _price(self, bound: float, reduced: np.ndarray) -> None:
+        if self._priced is None or bound >= self._priced[0]:
+            self._priced = bound, reduced
+
+    def _within(self, cutoff: float) -> np.ndarray:
+        """The columns that an assignment of at most this cost can use: bool `[columns]`."""
+        if self._priced is None:
+            return ~self._forbidden
+        bound, reduced = self._priced
+        room = (cutoff - self.constant) * self.scale - bound
+        return ~self._forbidden & (reduced <= room + _FIXING_TOLERANCE)
 
     def _iteration_work(self, by_scip: bool) -> int:
         return (_SCIP_ITERATION_WORK if by_scip else _ITERATION_WORK) * len(self._values)
@@ -263,9 +295,9 @@ class MarginalModel:
         entries = live[self._segment_of_entry]
         return self._segment_columns[entries], self._segment_bytes[entries]
 
-    def _proto(self, cuts: Cuts, integer: bool) -> model_pb2.ModelProto:
+    def _proto(self, cuts: Cuts, integer: bool, kept: np.ndarray) -> model_pb2.ModelProto:
         """Filled with whole arrays: adding variables one by one takes longer than solving the
-        model."""
+        model. Columns that are not `kept` are 0."""
         from ortools.math_opt import model_pb2
 
         rows, columns, values = [self._rows], [self._columns], [self._values]
@@ -288,19 +320,21 @@ class MarginalModel:
             upper.append(len(cover) - 1.0)
             next_row += 1
         lower = self._lower.tolist() + [-np.inf] * (next_row - self.num_rows)
-        return self._fill(model_pb2.ModelProto(), integer, lower, upper, (rows, columns, values))
+        entries = rows, columns, values
+        return self._fill(model_pb2.ModelProto(), integer, kept, lower, upper, entries)
 
     def _fill(
         self,
         proto: model_pb2.ModelProto,
         integer: bool,
+        kept: np.ndarray,
         lower: list[float],
         upper: list[float],
         entries: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]],
     ) -> model_pb2.ModelProto:
         proto.variables.ids.extend(range(self.num_columns))
         proto.variables.lower_bounds.extend([0.0] * self.num_columns)
-        proto.variables.upper_bounds.extend(np.where(self._forbidden, 0.0, 1.0))
+        proto.variables.upper_bounds.extend(np.where(kept, 1.0, 0.0))
         num_integers = self.num_x if integer else 0
         proto.variables.integers.extend(
             [True] * num_integers + [False] * (self.num_columns - num_integers)

@@ -85,6 +85,7 @@ class SharedModel(MarginalModel):
 
     # HiGHS writes to standard output where it repairs a point of such a program.
     integers_by_scip = True
+    fixes_columns = True
 
     def __init__(self, sharing: Sharing, held: Sequence[HeldCopy] = ()) -> None:
         self.sharing, self.held = sharing, held
