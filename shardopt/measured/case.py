@@ -27,7 +27,8 @@ class Case:
     `dtype` but for what `how` says; what that recomputes is up to the plan. `sums_early` begins the
     sums of gradients, and gathers of weights, beside the microbatches next to them;
     `awaits_messages` lets stages compute nothing while they receive; `sums_together` makes one sum
-    of all gradients, behind the last; `by_fsdp2` has ZeRO 3 as FSDP2 of PyTorch does it."""
+    of all gradients, behind the last; `by_fsdp2` has ZeRO 3 as FSDP2 of PyTorch does it, and
+    `buffers_gradients` adds gradients to what is held through the step, be it one microbatch."""
 
     row: Row
     spec: Spec
@@ -37,6 +38,7 @@ class Case:
     awaits_messages: bool
     sums_together: bool
     by_fsdp2: bool
+    buffers_gradients: bool
     machine: HostGroup
     layout: RowLayout
 
@@ -76,7 +78,8 @@ def case_of(row: Row) -> Case:
     how = replace(framework.how, float8=precision == "fp8")
     waits = (states_overlap(row), framework.awaits_messages, framework.sums_together)
     by_fsdp2 = framework.by_fsdp2 and layout.intra_op.endswith("zero3")
-    return Case(row, spec, _PRECISIONS[precision], how, *waits, by_fsdp2, machine, layout)
+    of_zero = (by_fsdp2, framework.buffers_gradients)
+    return Case(row, spec, _PRECISIONS[precision], how, *waits, *of_zero, machine, layout)
 
 
 def _padded(spec: Spec, step: int) -> Spec:

@@ -68,6 +68,7 @@ class Framework:
     `pads_vocabulary` of the vocabulary, unless that is 0. `sums_together` combines the sums of all
     gradients into one collective, behind the last of them. `ties` says that the embedding is the
     last product's weight, too. `by_fsdp2` says whose ZeRO 3 it is (`shardopt.measured.fsdp2`).
+    `buffers_gradients` has memory for all gradients through a step, also of one microbatch.
     `how` is what blocks and steps compute otherwise than the plain model."""
 
     attention: str = ""
@@ -83,6 +84,7 @@ class Framework:
     sums_together: bool = False
     ties: bool = False
     by_fsdp2: bool = False
+    buffers_gradients: bool = False
     how: Computing = PLAIN
 
 
@@ -115,6 +117,7 @@ _FRAMEWORKS = (
             reruns=True,
             attends_by="ring",
             pads_vocabulary=128,
+            buffers_gradients=True,
             how=Computing(sums_wide=True, entropy="in-passes"),
         ),
     ),
@@ -126,12 +129,14 @@ _FRAMEWORKS = (
     # mpu/cross_entropy.py takes the entropy operation by operation, of logits in float32
     # (fp16_lm_cross_entropy is off). p2p_communication.py: a stage awaits what it sends and
     # receives before it goes on. tokenizer.py: make_vocab_size_divisible_by is 128.
+    # model/distributed.py: a contiguous buffer is made once, to which every gradient is added.
     (
         r"narayanan|megatron|korthikanti|vtrain",
         Framework(
             reruns=True,
             awaits_messages=True,
             pads_vocabulary=128,
+            buffers_gradients=True,
             how=Computing(drops=True, clips=True, entropy="in-passes"),
         ),
     ),

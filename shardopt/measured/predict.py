@@ -142,7 +142,8 @@ def _short(
     case: Case, layout: RowLayout, recomputation: RowRecomputation, stages: int, blocks: int
 ) -> ShortCase:
     assert layout.microbatch is not None, "the caller fills in what is open"
-    microbatches = 1 if layout.microbatches == 1 else _MICROBATCHES
+    alone = layout.microbatches == 1 and not case.buffers_gradients
+    microbatches = 1 if alone else _MICROBATCHES
     spec = replace(
         case.spec,
         layers=stages * blocks * block_layers(case.spec),
