@@ -41,6 +41,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "microbatches": ("split-microbatches", "verify-microbatched"),
     "layers": ("cluster-layers", "verify-clustered"),
     "stages": (
+        "split-sums",
         "choose-stages",
         "verify-placed",
         "mirror-stages",

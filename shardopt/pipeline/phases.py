@@ -87,6 +87,7 @@ PHASES: tuple[Phase, ...] = (
         "stage",
         "choose stages and submeshes, outline fragments",
         (
+            "shardopt-split-sums",  # what borders of stages cost depends on it
             "shardopt-choose-stages",
             "shardopt-verify-placed",  # what stands behind it obeys, and trusts what it reads
             # first: what is recomputed is found in each of the two pipelines
