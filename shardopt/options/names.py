@@ -34,7 +34,7 @@ StagePlanner = Literal[
 InterOp = Literal[StagePlanner, "equal-op"]
 
 # What part of a cluster is best (`shardopt.size`).
-Objective = Literal["devices", "cost", "step"]
+Objective = Literal["devices", "cost", "step", "batch"]
 
 # How the values inside of a stage are sharded.
 IntraOp = Literal[

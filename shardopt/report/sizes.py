@@ -21,7 +21,15 @@ def sizes_table(sizes: Sizes) -> Table:
 
     priced = any(each.price_per_hour is not None for each in sizes.tried)
     table = Table("", "cluster", title="parts of the cluster")
-    columns = ("devices", "step", "efficiency", "memory", *(("1000 steps cost",) if priced else ()))
+    by_rows = any(each.rows is not None for each in sizes.tried)
+    columns = (
+        "devices",
+        *(("rows at a time",) if by_rows else ()),
+        "step",
+        "efficiency",
+        "memory",
+        *(("1000 steps cost",) if priced else ()),
+    )
     for name in columns:
         table.add_column(name, justify="right")
     refused = any(each.reason for each in sizes.tried)
@@ -33,6 +41,8 @@ def sizes_table(sizes: Sizes) -> Table:
         if priced:
             cost = each.price_per_step
             cells.append(_NOTHING if cost is None else f"{1000 * cost:.4g}")
+        if by_rows:
+            cells.insert(0, str(each.rows))
         arrow = "→" if each is sizes.best else ""
         reasons = [each.reason] if refused else []
         table.add_row(arrow, each.cluster, str(each.devices), *cells, *reasons)

@@ -14,6 +14,7 @@ from shardopt.frontend.planning.step_search import (
     Attempt,
     Choice,
     RunPhase,
+    batch_extent,
     best_by_schedule,
     best_choice,
     comparison,
@@ -84,6 +85,28 @@ def make_plan(
         if store is not None and key is not None:
             put_plan(store, key, plan, diagnostics)
         return plan
+
+
+def batch_rows(source: Any, options: PlanOptions, handler: Handler | None = None) -> int:
+    """The rows of the batch of a model, which all numbers of microbatches divide; 1 where no batch
+    is known. `source` as in `make_plan`. Raises UserError."""
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import load_module
+    from shardopt.pipeline.manager import run_pipeline
+    from shardopt.pipeline.phases import phase_range
+
+    def run(
+        module: ir.Module, phase: str, chosen: PlanOptions, report: Handler, more: str = ""
+    ) -> None:
+        text = phase_text(chosen, phase) + more
+        run_pipeline(module, phase_range(phase, phase, text), handler=report)
+
+    name = source_name(source)
+    # What the phases have to say is said where the model is planned.
+    with reported_in(name, handler), make_context() as context:
+        module = load_module(resolve_source(source), context, name=name)
+        run(module, "import", options, lambda _: None)
+        return batch_extent(module, options, run)
 
 
 def _run_phases(

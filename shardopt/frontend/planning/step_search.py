@@ -77,7 +77,7 @@ def microbatch_choices(
     exist."""
     return tuple(
         Choice(counted(count, "microbatch"), replace(options, microbatches=count))
-        for count in thinned_divisors(_batch_extent(module, options, run))
+        for count in thinned_divisors(batch_extent(module, options, run))
     )
 
 
@@ -91,8 +91,10 @@ def schedule_choices(choices: Iterable[Choice]) -> tuple[Choice, ...]:
     )
 
 
-def _batch_extent(module: ir.Module, options: PlanOptions, run: RunPhase) -> int:
-    """What all numbers of microbatches divide, as the microbatch phase finds it."""
+def batch_extent(module: ir.Module, options: PlanOptions, run: RunPhase) -> int:
+    """What all numbers of microbatches divide, as the microbatch phase finds it in the imported
+    form; 1 where no batch is known. `run` as in `best_choice`. Raises UserError for batch arguments
+    that do not exist."""
     from shardopt.dialect.batch import read_batch
     from shardopt.extract.chosen_plan import main_of
     from shardopt.ir.rewriting import copy_of, shape_of

@@ -31,7 +31,9 @@ def add_size(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Objective),
         default="devices",
         help="devices: the fewest, and no larger part is planned for; cost: the least price of a "
-        "step, by price_per_hour in the cluster file; step: the shortest (default devices)",
+        "step, by price_per_hour in the cluster file; step: the shortest; batch: on the whole "
+        "cluster, the fewest microbatches that fit, so that most of the batch is there at a time "
+        "(default devices)",
     )
     parser.add_argument(
         "--step-seconds",
@@ -55,13 +57,18 @@ def add_size(parser: argparse.ArgumentParser) -> None:
 
 def _size(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     from shardopt.frontend.calls.sources import resolve_source
-    from shardopt.frontend.planning.make_plan import make_plan
+    from shardopt.frontend.planning.make_plan import batch_rows, make_plan
     from shardopt.frontend.planning.size import sizes_of
     from shardopt.pipeline.phases import PHASE_NAMES
     from shardopt.planfile.plan_folder import check_target
+    from shardopt.support.counts import counted
     from shardopt.support.documents import json_text
     from shardopt.support.progress import watching
     from shardopt.tools.plan.progress import PlanProgress
+
+    def prefix(cluster: str, microbatches: int | None) -> str:
+        of = "" if microbatches is None else f"{counted(microbatches, 'microbatch')} "
+        return f"{cluster} {of}"
 
     options = planning_options(parser, args)
     if options.plan:
@@ -73,9 +80,12 @@ def _size(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         reading.enter_context(args.trace.reading(size))
         model = resolve_source(args.model)  # standard input is read once
 
-        def plan_for(cluster: str) -> Plan:
+        def plan_for(cluster: str, microbatches: int | None) -> Plan:
+            chosen = replace(options, cluster=cluster)
+            if microbatches is not None:
+                chosen = replace(chosen, microbatches=microbatches)
             with (
-                PlanProgress(len(PHASE_NAMES), prefix=f"{cluster} ") as bars,
+                PlanProgress(len(PHASE_NAMES), prefix=prefix(cluster, microbatches)) as bars,
                 watching(bars.inside),
             ):
 
@@ -86,13 +96,19 @@ def _size(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 
                 return make_plan(
                     model,
-                    replace(options, cluster=cluster),
+                    chosen,
                     cache=args.cache,
                     on_phase=on_phase,
                     handler=partial(report, remarks=args.remarks),
                 )
 
-        sizes = sizes_of(options.cluster, plan_for, args.objective, args.step_seconds)
+        sizes = sizes_of(
+            options.cluster,
+            plan_for,
+            args.objective,
+            args.step_seconds,
+            batch_rows=lambda: batch_rows(model, options),
+        )
     if args.json:
         print(json_text(sizes.to_json()))
     else:

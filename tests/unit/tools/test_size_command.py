@@ -39,3 +39,11 @@ def test_a_plan_file_has_a_size(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     file.write_text('{"version": 1, "options": {"cluster": "cpu-test:1x2"}}')
     assert size("--plan", str(file)) == 1
     assert "plan" in capsys.readouterr().err
+
+
+def test_most_of_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert size("--objective", "batch") == 0
+    out = capsys.readouterr().out
+    assert "rows at a time" in out
+    [row] = [line for line in out.splitlines() if "→" in line]
+    assert "│       4 │              6 │" in row

@@ -28,7 +28,8 @@ def pool(tmp_path: Path) -> str:
 
 
 def sizes(cluster: str, objective: Objective, limit: float | None = None) -> Sizes:
-    def plan_for(spec: str) -> Any:
+    def plan_for(spec: str, microbatches: int | None) -> Any:
+        assert microbatches is None
         seconds = _STEPS[load_cluster(spec).num_devices]
         if seconds is None:
             raise UserError("does not fit")
@@ -108,3 +109,42 @@ def test_models_are_planned_for_each_part() -> None:
     alone = shardopt.optimize(MODEL, "cpu-test:1x2", cache=False)
     assert found.tried[1].step_seconds == alone.summary.step_seconds
     assert found.best is min(found.tried, key=lambda each: each.step_seconds or 0)
+
+
+def test_most_of_the_batch_at_a_time() -> None:
+    """Of eight rows, 4 do not fit; with a limit of seconds nothing else is taken either."""
+    needs: dict[int, float | None] = {1: None, 2: None, 4: 5.0, 8: 7.0}
+
+    def plan_for(spec: str, microbatches: int | None) -> Any:
+        assert spec == "cpu-test:2x4" and microbatches is not None
+        if needs[microbatches] is None:
+            raise UserError("does not fit")
+        rows = [SimpleNamespace(peak_bytes=microbatches)]
+        return SimpleNamespace(
+            summary=SimpleNamespace(step_seconds=needs[microbatches], stages=rows)
+        )
+
+    def found(limit: float | None) -> Sizes:
+        return sizes_of("cpu-test:2x4", plan_for, "batch", limit, batch_rows=lambda: 8)
+
+    best = found(None).best
+    assert best is not None and best.rows == 2 and best.devices == 8
+    assert [each.rows for each in found(None).tried] == [8, 4, 2]
+    assert found(4.0).best is None and len(found(4.0).tried) == 4
+
+
+def test_a_model_is_planned_with_as_few_microbatches_as_fit() -> None:
+    model = Path(__file__).parents[4] / "docs/tutorial/mlp.mlir"
+    found = shardopt.size(
+        model,
+        "cpu-test:1x1",
+        objective="batch",
+        cache=False,
+        memory_budget="9MiB",
+        recompute="none",
+    )
+    assert [each.rows for each in found.tried] == [512, 256]
+    assert "memory of a device" in found.tried[0].reason
+    assert found.best is found.tried[1] and found.best.plan is not None
+    assert found.best.plan.summary.num_microbatches == 2
+    assert (found.best.peak_bytes or 0) <= 9 << 20
