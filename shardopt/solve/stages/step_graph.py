@@ -161,6 +161,20 @@ class StepGraph:
             behind[op] = frozenset(made)
         return behind
 
+    @cached_property
+    def resident(self) -> Mapping[int, int]:
+        """What devices hold all step, and with which layer: accumulators that begin within the
+        step, and inputs that something reads."""
+        layers: dict[int, int] = {}
+        for before, after in self.carried:
+            maker = self.producers[after]
+            # An accumulator that is an argument of the step is among what layers own.
+            if self.producers[before] >= 0 and maker >= 0 and self.op_layer[maker] >= 0:
+                layers[before] = self.op_layer[maker]
+        read = {tensor for op in self.graph.ops for tensor in op.operands}
+        owned = {t: layer for t, layer in self.owner.items() if layer >= 0 and t in read}
+        return layers | owned
+
     def in_body(self, op: int) -> bool:
         return self.loop[0] <= op < self.loop[1]
 

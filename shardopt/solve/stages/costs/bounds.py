@@ -24,6 +24,7 @@ from collections.abc import Mapping, MutableMapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import chain
 
 import numpy as np
 
@@ -44,11 +45,13 @@ GAP = 0.005
 
 @dataclass(frozen=True, eq=False)
 class RelaxedLayer:
-    """One layer as part of any stage, or some of its operations."""
+    """One layer as part of any stage, or some of its operations. `resident` are the tensors that it
+    holds all step, in one sharding for all readers."""
 
     part: StagePart
     view: PartView
     is_whole: bool = True
+    resident: frozenset[int] = frozenset()
 
     @cached_property
     def key(self) -> str:
@@ -56,6 +59,7 @@ class RelaxedLayer:
         view = self.view
         loose = (
             f"{self.part.key}{view.linear}{view.accesses}{sorted(view.free)}{sorted(view.unpaid)}"
+            f"{sorted(self.resident)}"
         )
         return sha256(loose.encode()).hexdigest()
 
@@ -63,10 +67,13 @@ class RelaxedLayer:
     def classes(self) -> Classes:
         return find_classes(self.part, self.view)
 
-    def seconds(self, tables: StrategyTables) -> float:
+    def seconds(self, tables: StrategyTables, byte_seconds: float = 0.0) -> float:
         """What the layer adds at least to the seconds of a step on any stage with this mesh; inf if
-        nothing can run it there."""
-        return ClassProblem(self.classes, tables).solve(GAP, only_bound=True).bound
+        nothing can run it there. With `byte_seconds` more for every byte that a device holds of
+        what is resident."""
+        held = [(tensor, 1) for tensor in sorted(self.resident)]
+        problem = ClassProblem(self.classes, tables)
+        return problem.solve(GAP, True, held, byte_seconds).bound
 
     def forward_ops(self) -> frozenset[int]:
         """The operations of the step that the layer runs forward."""
@@ -163,7 +170,10 @@ def relaxed_layer(
     )
     free = equal.free | made | part.arrivals.keys()
     view = PartView(linear, accesses, free, frozenset((*shared, *inputs)), divided=True)
-    return RelaxedLayer(part, view)
+    # Not copies that fragments make of shared values.
+    lasting = {*part.graph.inputs, *chain.from_iterable(part.tied)} - free
+    resident = {t for t in lasting if step.resident.get(part.source_tensors[t]) == layer}
+    return RelaxedLayer(part, view, resident=frozenset(resident))
 
 
 class Rooflines:

@@ -5,7 +5,7 @@ of members. A solution gives every operation the strategy of its class."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -98,13 +98,30 @@ class ClassProblem:
         )
         return [Edge(a, b, table) for a, b, table in tables if table.any()]
 
-    def solve(self, gap_tolerance: float, only_bound: bool = False) -> Solution:
+    def with_memory(self, held: Iterable[tuple[int, int]], byte_seconds: float) -> Problem:
+        """The problem with `byte_seconds` more for every byte that a device holds of `held`:
+        tensors, and how many times."""
+        costs, tensors = list(self.problem.costs), self.classes.part.graph.tensors
+        for tensor, count in held:
+            node, k = self.classes.place[tensor]
+            c = int(self.classes.of_node[node])
+            size = self.tables.local_bytes(tensors[tensor], self.result(c, k))
+            costs[c] = costs[c] + byte_seconds * count * size
+        return Problem(tuple(costs), self.problem.edges)
+
+    def solve(
+        self,
+        gap_tolerance: float,
+        only_bound: bool = False,
+        held: Iterable[tuple[int, int]] = (),
+        byte_seconds: float = 0.0,
+    ) -> Solution:
         """The first strategy of every class, which runs it in full everywhere, is as good a
-        beginning as any."""
-        begin = (0,) * self.problem.num_nodes
+        beginning as any. With `byte_seconds` the problem is that of `with_memory`."""
+        problem = self.with_memory(held, byte_seconds) if byte_seconds else self.problem
         return improve(
-            self.problem,
-            begin,
+            problem,
+            (0,) * problem.num_nodes,
             SearchLimits(gap_tolerance=gap_tolerance, work=WORK),
             store=self.tables.store,
             only_bound=only_bound,

@@ -104,9 +104,14 @@ class Classes:
         return np.concatenate([rows, counts[:, None]], axis=1)
 
     @cached_property
+    def place(self) -> dict[int, tuple[int, int]]:
+        """For each tensor the node that decides about it, and which of its results it is."""
+        return places(self.part.graph, self.inputs)
+
+    @cached_property
     def equal(self) -> tuple[tuple[int, int, int, int], ...]:
         """Distinct (class, result, class, result) whose shardings are tied."""
-        place = places(self.part.graph, self.inputs)
+        place = self.place
         pairs = ((place[a], place[b]) for a, b in self.part.tied if a in place and b in place)
         ties = {
             (int(self.of_node[m]), i, int(self.of_node[n]), j): None for (m, i), (n, j) in pairs

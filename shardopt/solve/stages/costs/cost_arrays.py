@@ -1,9 +1,10 @@
 """The arrays of the stage DP while costs are being found: lower bounds that become exact one after
 the other.
 
-An entry rises through levels: a roofline; the sum of its layers' bounds, of their forward first;
-the seconds of its sharding; and the bytes of that plan. Seconds and bytes of an entry never fall,
-so what the stage DP finds with them is a bound of what it will find with exact ones."""
+An entry rises through levels: a roofline; the sum of its layers' bounds, of their forward first and
+within the memory last; the seconds of its sharding; and the bytes of that plan. Seconds and bytes
+of an entry never fall, so what the stage DP finds with them is a bound of what it will find with
+exact ones."""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ from math import prod
 
 import numpy as np
 
-from shardopt.graph.op_graph import SHARED
 from shardopt.graph.recomputed_units import split_mode, units_of_stage
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.presets.presets import state_axes
@@ -182,18 +182,12 @@ class CostArrays:
         """Bytes of whole tensors that live all step with each layer, `[2, layers]`: state and
         accumulators without the batch, as far as it is known, and others."""
         step, kinds = self.problem.step, StepInputKinds(self.problem.step, self.problem.input_kinds)
-        state_bytes = np.zeros((2, self.problem.num_layers))
-        for before, after in step.carried:
-            layer = SHARED if step.producers[after] < 0 else step.op_layer[step.producers[after]]
-            # An accumulator that is an argument of the step is counted below, as what a layer owns.
-            if layer >= 0 and step.producers[before] >= 0:
-                other = not kinds.input_kinds.batch or kinds.batch[after] is not None
-                state_bytes[int(other), layer] += step.graph.tensors[before].size_bytes
-        read = {tensor for op in step.graph.ops for tensor in op.operands}
-        for tensor, layer in step.owner.items():
-            if layer >= 0 and tensor in read:
-                other = tensor not in kinds.input_kinds.state
-                state_bytes[int(other), layer] += step.graph.tensors[tensor].size_bytes
+        state_bytes, behind = np.zeros((2, self.problem.num_layers)), dict(step.carried)
+        for tensor, layer in step.resident.items():
+            other = tensor not in kinds.input_kinds.state
+            if step.producers[tensor] >= 0:
+                other = not kinds.input_kinds.batch or kinds.batch[behind[tensor]] is not None
+            state_bytes[int(other), layer] += step.graph.tensors[tensor].size_bytes
         return state_bytes
 
     def _twice(self) -> np.ndarray:
@@ -272,7 +266,7 @@ class CostArrays:
         self.level[:, ends, c] = np.where(open_ & known, LAYERS, level)
 
     def _compute_seconds(self, candidate: Candidate) -> None:
-        c = candidate[2]
+        c, least = candidate[2], self.seconds[candidate]
         part = self.part(candidate)
         sharding = self.cost_cache.sharding(part, self.meshes[c], self.sharders[c])
         self.level[candidate] = SECONDS
@@ -281,6 +275,9 @@ class CostArrays:
             self.refusals.update({sharding.refusal: None} if sharding.refusal else {})
             return
         self._set_seconds(candidate, part, sharding.fragment_seconds)
+        # Shorter than any sharding that fits the memory: its seconds will be those of a leaner one.
+        if self.seconds[candidate] < least:
+            self._compute_bytes(candidate)
 
     def _set_seconds(self, candidate: Candidate, part: StagePart, seconds: Sequence[float]) -> None:
         repeats = self.problem.num_microbatches

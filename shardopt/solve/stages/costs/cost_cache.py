@@ -60,17 +60,20 @@ class CostCache:
     _known: dict[tuple[str, str, Mesh], object] = field(default_factory=dict)
 
     @timed("stage costs: bounds")
-    def bound(self, layer: RelaxedLayer, mesh: Mesh) -> float:
-        """What the layer adds at least to the seconds of a step on a stage with this mesh."""
+    def bound(self, layer: RelaxedLayer, mesh: Mesh, byte_seconds: float = 0.0) -> float:
+        """What the layer adds at least to the seconds of a step on a stage with this mesh; with
+        `byte_seconds` more for every byte that it holds all step."""
 
         def compute() -> float:
             if layer.is_whole:
                 self.counts.solves += 1
             else:
                 self.counts.parts += 1
-            return layer.seconds(self._tables_of(mesh)) * self.least_share(mesh)
+            share = self.least_share(mesh)
+            return layer.seconds(self._tables_of(mesh), byte_seconds / share) * share
 
-        return self._remember("bound", layer.part, layer.key, mesh, compute, _number)
+        what = "bound" + f" with {byte_seconds!r} seconds a byte" * bool(byte_seconds)
+        return self._remember(what, layer.part, layer.key, mesh, compute, _number)
 
     def least_share(self, mesh: Mesh) -> float:
         """What a program takes at least of its computing and communication one behind the

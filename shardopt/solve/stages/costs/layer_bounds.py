@@ -1,5 +1,11 @@
 """What every layer of a step costs at least on every mesh: a roofline, then the bound of what it
-runs forward, then that of all of it.
+runs forward, then that of all of it, then those within the memory.
+
+The last are Lagrangian bounds. A stage within M bytes takes at least what it takes with λ seconds
+more for every byte that a device holds all step, less λ · M; the former is a sum over layers. They
+are asked for where the devices of a stage could not all hold the whole state of its layers: there
+the fastest shardings seldom fit, and those that do may take several times as long. The bound is
+concave in λ, so that prices rise only as long as that raises it.
 
 The modes of recomputation share bounds: of a stage that computes its first K layers again, these
 have the bound of one mode and the others that of another."""
@@ -10,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,7 +30,13 @@ from shardopt.solve.stages.costs.recomputation import recompute_forward
 from shardopt.solve.stages.costs.stage_part import StagePart
 from shardopt.solve.stages.step_graph import StepGraph
 
-_ROOFLINE, _FORWARD, _WHOLE = range(3)  # what is known of a layer
+# What is known of a layer; behind these, as many of the bounds within the memory.
+_ROOFLINE, _FORWARD, _WHOLE = range(3)
+
+# λ · M of the bounds within the memory, in times of the seconds of the stage of a mesh for which
+# they are asked first. The best is small where leaner shardings are about as fast, and large where
+# they take several times as long.
+_WORTHS = (0.3, 1.0, 3.0)
 
 Candidate = tuple[int, int, int]  # first layer, layer after the last, config
 
@@ -31,12 +44,14 @@ Candidate = tuple[int, int, int]  # first layer, layer after the last, config
 @dataclass(eq=False)
 class LayerBounds:
     """`seconds[row, layer]` are those of one microbatch, at least; a row is what a layer does at
-    least on a mesh, in a stage before the last or in the last one. `meshes` are those of the
-    configs."""
+    least on a mesh, in a stage before the last or in the last one. `within_seconds[k]` are the same
+    with `byte_seconds[mesh][k]` seconds of a step more for every byte that is held all step.
+    `meshes` are those of the configs."""
 
     problem: CandidateProblem
     meshes: Sequence[Mesh]
     cost_cache: CostCache
+    byte_seconds: dict[Mesh, tuple[float, ...]] = field(default_factory=dict)
     _steps: dict[tuple[str, str], StepGraph] = field(default_factory=dict)
     _with_state_on_hosts: dict[str, StepGraph] = field(default_factory=dict)
     _layers: dict[tuple[int, bool, str], RelaxedLayer] = field(default_factory=dict)
@@ -48,16 +63,54 @@ class LayerBounds:
     def __post_init__(self) -> None:
         self._with_state_on_hosts["none"] = self.problem.step
         self.seconds, self._rest_seconds = self._roofs() / self.problem.num_microbatches
+        self.within_seconds = np.zeros((len(_WORTHS), *self.seconds.shape))
         self._level = np.full(self.seconds.shape, _ROOFLINE, dtype=np.int8)
 
     def sums(self, c: int, last: bool) -> np.ndarray:
         """Of every interval on a config, `[L + 1, L + 1]`."""
-        return self._joined(self.seconds, c, last)
+        return np.max(self._all_sums(c, last), axis=0)
+
+    def _all_sums(self, c: int, last: bool) -> list[np.ndarray]:
+        """Without a price of memory, then with each."""
+        sums, limit = [self._joined(self.seconds, c, last)], self._limit(c)
+        if limit is not None:
+            prices = self.byte_seconds.get(self.meshes[c], ())
+            for price, seconds in zip(prices, self.within_seconds, strict=False):
+                within = self._joined(np.maximum(seconds, self.seconds), c, last)
+                sums.append(within - price * limit / self.problem.num_microbatches)
+        return sums
 
     def is_known(self, c: int, last: bool) -> np.ndarray:
-        """Whether all layers of an interval on a config are bounded as a whole, bool `[L + 1, L +
-        1]`."""
-        return self._joined(self._level < _WHOLE, c, last) == 0
+        """Whether all layers of an interval on a config are bounded as a whole, and within the
+        memory as far as that may raise the sum, bool `[L + 1, L + 1]`."""
+        whole = self._joined(self._level < _WHOLE, c, last) == 0
+        may_rise, sums = self._is_heavy(c), self._all_sums(c, last)
+        for level, (cheaper, dearer) in enumerate(pairwise(sums), _WHOLE + 1):
+            is_bounded = self._joined(self._level < level, c, last) == 0
+            may_rise = may_rise & ~(is_bounded & (dearer <= cheaper))
+        within = self._joined(self._level < _WHOLE + len(_WORTHS), c, last) == 0
+        return whole & (within | ~may_rise)
+
+    def _limit(self, c: int) -> float | None:
+        """The bytes of a device, where what layers hold all step counts against them: what lies on
+        hosts between updates does not."""
+        limits, config = self.problem.memory_limit_bytes, self.problem.configs[c]
+        limit = limits[config.group] if limits and config.offload == "none" else None
+        return limit or None
+
+    def _is_heavy(self, c: int) -> np.ndarray:
+        """Whether a device could not hold all that the layers of an interval hold all step, bool
+        `[L + 1, L + 1]`."""
+        limit = self._limit(c)
+        return interval_sums(self._resident_bytes)[..., 0] > (np.inf if limit is None else limit)
+
+    @cached_property
+    def _resident_bytes(self) -> np.ndarray:
+        """Of whole tensors, `[1, L]`."""
+        step, held = self.problem.step, np.zeros((1, self.problem.num_layers))
+        for tensor, layer in step.resident.items():
+            held[0, layer] += step.graph.tensors[tensor].size_bytes
+        return held
 
     @cached_property
     def _modes(self) -> tuple[tuple[tuple[str, str, int], ...], ...]:
@@ -109,7 +162,8 @@ class LayerBounds:
         # bounds.
         most = Counter(keys.values())
         chosen, mode = max(open_, key=lambda each: (most[keys[each]], -each[0]))
-        bound = self.cost_cache.bound(self._relaxed(chosen, last, mode, level), mesh)
+        price = self._prices(candidate)[level - _WHOLE] if level >= _WHOLE else 0.0
+        bound = self.cost_cache.bound(self._relaxed(chosen, last, mode, level), mesh, price)
         self._raise_bounds(mesh, last, mode, level, keys[chosen, mode], bound)
         # The bound does not depend on how a config shards: all that recompute as much on this mesh
         # share it.
@@ -127,13 +181,28 @@ class LayerBounds:
         row, share = self._rows[last, mode, mesh], self.cost_cache.least_share(mesh)
         seconds = bound / self.problem.num_microbatches
         for layer in range(self.problem.num_layers):
-            if self._known(mesh, layer, last, mode) == level and (
-                self._relaxed(layer, last, mode, level).key == key
+            if self._known(mesh, layer, last, mode) != level or (
+                self._relaxed(layer, last, mode, level).key != key
             ):
+                continue
+            self._level[row, layer] = level + 1
+            if level >= _WHOLE:
+                self.within_seconds[level - _WHOLE, row, layer] = seconds
+            else:
                 rest = share * self._rest_seconds[row, layer] * (level == _ROOFLINE)
                 known = self.seconds[row, layer]
                 self.seconds[row, layer] = max(known, seconds + rest)
-                self._level[row, layer] = level + 1
+
+    def _prices(self, candidate: Candidate) -> tuple[float, ...]:
+        """Seconds of a step for every byte of a device of the mesh of a candidate."""
+        start, end, c = candidate
+        if self.meshes[c] not in self.byte_seconds:
+            limit = self._limit(c)
+            assert limit is not None, "what fits everywhere is not asked for"
+            sums = self._joined(self.seconds, c, end == self.problem.num_layers)
+            seconds = float(sums[start, end]) * self.problem.num_microbatches
+            self.byte_seconds[self.meshes[c]] = tuple(w * seconds / limit for w in _WORTHS)
+        return self.byte_seconds[self.meshes[c]]
 
     def _roofs(self) -> np.ndarray:
         """Seconds of every layer with nothing communicated, of a step, for each of `_rows`, and

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from shardopt.solve.assignment.limits import SearchLimits
-from shardopt.solve.assignment.problem import Problem
 from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem
@@ -45,15 +42,7 @@ class LeanSharder:
     def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> PartSharding:
         classes = facts.classes
         problem_of_classes = ClassProblem(classes, tables)
-        costs = [np.array(cost, dtype=float) for cost in problem_of_classes.problem.costs]
-        for tensor, count in self._at_peak(facts, tables):
-            node, k = facts.place[tensor]
-            c = int(classes.of_node[node])
-            size = tables.local_bytes(
-                facts.part.graph.tensors[tensor], problem_of_classes.result(c, k)
-            )
-            costs[c] += self.byte_seconds * count * size
-        problem = Problem(tuple(costs), problem_of_classes.problem.edges)
+        problem = problem_of_classes.with_memory(self._at_peak(facts, tables), self.byte_seconds)
         # The shortest sharding is a solution of this problem, too, and often close to the best.
         start = tuple(int(self.plain.choice[node]) for node in classes.members.tolist())
         solution = improve(

@@ -29,6 +29,7 @@ from shardopt.solve.stages.costs import lazy_costs
 from shardopt.solve.stages.costs.bounds import Rooflines, relaxed_layer
 from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts, NothingFits
+from shardopt.solve.stages.costs.lean import LeanSharder
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharded_part import ShardedPart
 from shardopt.solve.stages.costs.sharders import OptimalSharder, memory_of
@@ -282,6 +283,33 @@ def test_bounds_never_exceed_costs(depth: int, overlap: str) -> None:
                 ]
                 assert sum(layers) <= seconds_alone * (1 + 1e-9)
                 assert roof[start:end].sum() <= seconds_alone * (1 + 1e-9)
+
+
+@OVERLAP
+@pytest.mark.parametrize(("start", "end"), [(0, 2), (0, 3), (1, 3)])
+def test_bounds_within_memory_never_exceed_what_fits(start: int, end: int, overlap: str) -> None:
+    """Shardings from the shortest to lean ones, each within what it holds itself."""
+    step, where = chain(3), cluster(overlap=overlap)
+    costs, part, raised = CostCache(where), cut_part(step, start, end), 0
+    facts = PartFacts(part)
+    layers = [relaxed_layer(step, k, end == 3, {}) for k in range(start, end)]
+    for config in stage_configs(where):
+        mesh = candidate_mesh(config, range(config.num_devices))
+        tables = StrategyTables(mesh, where)
+        shortest = OptimalSharder().shard(part, facts, tables)
+        shardings = [shortest]
+        for strictness in (0.1, 1.0, 10.0, 100.0):
+            lean = LeanSharder(shortest, strictness * sum(shortest.fragment_seconds) / BYTES, 1)
+            shardings.append(lean.shard(part, facts, tables))
+        plain = sum(costs.bound(layer, mesh) for layer in layers)
+        for sharding in shardings:
+            limit = memory_of(facts, tables, sharding).need(1)
+            for worth in (0.3, 1.0, 3.0):
+                price = worth * plain / limit
+                within = sum(costs.bound(layer, mesh, price) for layer in layers) - price * limit
+                assert within <= sum(sharding.fragment_seconds) * (1 + 1e-9)
+                raised += within > plain * 1.001
+    assert raised
 
 
 @OVERLAP
