@@ -49,6 +49,7 @@ from shardopt.passes.base import Pass, PassContext
 from shardopt.passes.stages.outlining import clone_into
 
 _SHARDING = "mhlo.sharding"
+_NOTE = "mpmd."
 # Names in the origin of a fragment, which is an array of them.
 _NAME = re.compile(r'"([^"]*)"')
 
@@ -115,7 +116,12 @@ class _Lowering:
         values = dict(zip(source.arguments, block.arguments, strict=True))
         point = ir.InsertionPoint(block)
         for op in body_of(source):
-            clone_into(op, values, point)
+            if not self.is_ours and _is_unsharded(op):
+                values[op.results[0]] = values[op.operands[0]]
+                continue
+            new = clone_into(op, values, point)
+            if not self.is_ours:
+                _drop_notes(new)
         func_dialect.ReturnOp(
             [values[v] for v in terminator(source).operands], loc=fragment.location, ip=point
         )
@@ -151,6 +157,22 @@ class _Lowering:
         self.by_text[text] = name
         function.attributes["sym_name"] = ir.StringAttr.get(name)
         return name
+
+
+def _is_unsharded(op: ir.Operation) -> bool:
+    """A `@Sharding` call that names no sharding hands its operand on; XLA's partitioner refuses
+    it."""
+    if op.name != "stablehlo.custom_call" or _SHARDING in op.attributes:
+        return False
+    return ir.StringAttr(op.attributes["call_target_name"]).value == "Sharding"
+
+
+def _drop_notes(root: ir.Operation) -> None:
+    """What other tools of this dialect noted on operations (`mpmd.reduce`), which XLA does not
+    read."""
+    for op in operations(root):
+        for name in [each for each in op.attributes if each.startswith(_NOTE)]:
+            del op.attributes[name]
 
 
 def _mhlo(value: ir.Value, mesh: Mesh) -> str:
