@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,14 @@ from shardopt.support.errors import UserError
 from shardopt.tools.shardopt import main
 
 FAULT = Diagnostic("error", "no", Position("a.mlir", 3, 4))
+
+
+@pytest.fixture(autouse=True)
+def _no_stacks() -> Iterator[None]:
+    """Children die on purpose: their stacks would fill the log."""
+    faulthandler.disable()
+    yield
+    faulthandler.enable(sys.__stderr__)
 
 
 @pytest.fixture(scope="module")
