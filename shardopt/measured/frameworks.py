@@ -21,6 +21,13 @@ _CUDNN_ON_HOPPER = (
     AttentionRate(64, 0.392, 0.438, 103, 231),
     AttentionRate(128, 0.545, 0.522, 72, 256),
 )
+# FlashAttention-4 (arXiv 2603.05451) reaches up to 1613 of a B200's 2250 TFLOP/s forward, and is up
+# to 1.3 times as fast as cuDNN 9.13; backward, with heads of 64 and for short sequences cuDNN is
+# taken to lose what it loses on an H100.
+_CUDNN_ON_BLACKWELL = (
+    AttentionRate(64, 0.55 * 0.392 / 0.545, 0.55 * 0.438 / 0.545, 103, 231),
+    AttentionRate(128, 0.55, 0.55 * 0.522 / 0.545, 72, 256),
+)
 _FLASH2_ON_HOPPER = (
     AttentionRate(64, 0.302, 0.294, 81, 214),
     AttentionRate(128, 0.339, 0.326, 79, 220),
@@ -51,6 +58,11 @@ _FLASH1_ON_AMPERE = (
     AttentionRate(64, 0.36, 0.36, 81, 214),
     AttentionRate(128, 0.40, 0.40, 79, 220),
 )
+# On an H100 the first was not measured there: it is taken as far behind the second as on an A100.
+_FLASH1_ON_HOPPER = (
+    AttentionRate(64, 0.302 * 0.36 / 0.59, 0.294 * 0.36 / 0.57, 81, 214),
+    AttentionRate(128, 0.339 * 0.40 / 0.66, 0.326 * 0.40 / 0.63, 79, 220),
+)
 
 
 @dataclass(frozen=True)
@@ -58,22 +70,24 @@ class Framework:
     """`attention` is the library whose kernels compute attention, empty where programs write its
     scores; `merges` says that a compiler makes one kernel of those over the same elements;
     `overlaps` that collectives run beside computing, None where that is up to the row and the
-    machine. `selective` is what "selective" recomputation without more means, `between` what
-    there is for who has too little memory for none. `reruns` says that full recomputation calls
-    all of a block's forward pass again, where others leave out what the backward pass does not
-    read, as the last product of a feed forward; `splits_sequence` that tensor parallelism splits
-    norms and residuals along the sequence, whatever a row says; `attends_by` is how keys and
-    values of other tokens come to a device where sequences are split; `awaits_messages` that stages
-    compute nothing while they receive. Each tensor-parallel part has a multiple of
-    `pads_vocabulary` of the vocabulary, unless that is 0. `sums_together` combines the sums of all
-    gradients into one collective, behind the last of them. `ties` says that the embedding is the
-    last product's weight, too. `by_fsdp2` says whose ZeRO 3 it is (`shardopt.measured.fsdp2`).
-    `buffers_gradients` has memory for all gradients through a step, also of one microbatch.
-    `how` is what blocks and steps compute otherwise than the plain model."""
+    machine; `windowed` that those of tensor parallelism run beside their own products, in pieces.
+    `selective` is what "selective" recomputation without more means, `between` what there is for
+    who has too little memory for none. `reruns` says that full recomputation calls all of a block's
+    forward pass again, where others leave out what the backward pass does not read, as the last
+    product of a feed forward; `splits_sequence` that tensor parallelism splits norms and residuals
+    along the sequence, whatever a row says; `attends_by` is how keys and values of other tokens
+    come to a device where sequences are split; `awaits_messages` that stages compute nothing while
+    they receive. Each tensor-parallel part has a multiple of `pads_vocabulary` of the vocabulary,
+    unless that is 0. `sums_together` combines the sums of all gradients into one collective, behind
+    the last of them. `ties` says that the embedding is the last product's weight, too. `by_fsdp2`
+    says whose ZeRO 3 it is (`shardopt.measured.fsdp2`). `buffers_gradients` has memory for all
+    gradients through a step, also of one microbatch. `how` is what blocks and steps compute
+    otherwise than the plain model."""
 
     attention: str = ""
     merges: bool = True
     overlaps: bool | None = None
+    windowed: bool = False
     selective: Recomputed = "attention"
     between: tuple[Recomputed, ...] = ()
     reruns: bool = False
@@ -119,6 +133,22 @@ _FRAMEWORKS = (
             pads_vocabulary=128,
             buffers_gradients=True,
             how=Computing(sums_wide=True, entropy="in-passes"),
+        ),
+    ),
+    # scripts/performance (llama3_70b and others): sequence_parallel wherever tensors are split, and
+    # grad_reduce_in_fp32 is False; recipes: MegatronCommOverlapCallback with tp_comm_overlap, which
+    # also turns on overlap_grad_reduce and overlap_param_gather. Transformer Engine and the ring as
+    # in Megatron Core, whose models these are.
+    (
+        r"\bnemo\b|megatron-?bridge",
+        Framework(
+            "cudnn",
+            overlaps=True,
+            windowed=True,
+            reruns=True,
+            splits_sequence=True,
+            attends_by="ring",
+            pads_vocabulary=128,
         ),
     ),
     # arguments.py: --attention-dropout and --hidden-dropout are 0.1 unless a run says otherwise;
@@ -192,10 +222,11 @@ _RATES = {
     ("cudnn", "h100-96gb"): _slower(_CUDNN_ON_HOPPER, _OF_500_WATTS),
     ("cudnn", "h200"): _CUDNN_ON_HOPPER,
     ("cudnn", "gh200"): _CUDNN_ON_HOPPER,
+    ("cudnn", "b200"): _CUDNN_ON_BLACKWELL,
     ("flash", "dgx-a100"): _FLASH1_ON_AMPERE,
-    ("flash", "h100-sxm"): _FLASH2_ON_HOPPER,
+    ("flash", "h100-sxm"): _FLASH1_ON_HOPPER,
     ("flash-2", "h100-sxm"): _FLASH2_ON_HOPPER,
-    ("flash", "h100-96gb"): _FLASH2_ON_500_WATTS,
+    ("flash", "h100-96gb"): _slower(_FLASH1_ON_HOPPER, _OF_500_WATTS),
     ("flash-2", "h100-96gb"): _FLASH2_ON_500_WATTS,
     ("flash-2", "h200"): _FLASH2_ON_HOPPER,
     ("flash-2", "gh200"): _FLASH2_ON_HOPPER,

@@ -66,7 +66,7 @@ def machine_of(row: Row, framework: Framework) -> HostGroup:
         device=device,
         inter_host=inter,
         overlap=_overlaps(row, framework, group),
-        windowed_products=bool(_WINDOWED.search(row.note)) or group.windowed_products,
+        windowed_products=_is_windowed(row, framework) or group.windowed_products,
         devices_per_host=row.devices_per_host or group.devices_per_host,
     )
 
@@ -77,9 +77,13 @@ def states_overlap(row: Row) -> bool:
 
 
 def _overlaps(row: Row, framework: Framework, group: HostGroup) -> bool | None:
-    if states_overlap(row) or _WINDOWED.search(row.note):
+    if states_overlap(row) or _is_windowed(row, framework):
         return True
     return group.overlap if framework.overlaps is None else framework.overlaps
+
+
+def _is_windowed(row: Row, framework: Framework) -> bool:
+    return framework.windowed or bool(_WINDOWED.search(row.note))
 
 
 def _memory(preset_bytes: int, stated: int) -> int:

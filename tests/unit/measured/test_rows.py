@@ -213,9 +213,13 @@ def test_a_source_names_its_framework(gpt: Row) -> None:
     assert case_of(mosaic).layout.recomputation == RowRecomputation(within="whole")
     titan = case_of(replace(gpt, source="torchtitan benchmarks")).layout
     assert (titan.intra_op, titan.recomputation) == ("sequence", RowRecomputation("layer"))
+    nemo = case_of(replace(gpt, source="NVIDIA NeMo framework, performance summary"))
+    assert nemo.layout.intra_op == "sequence" and nemo.machine.windowed_products
     slow = fused(replace(gpt, attention="flash-2", hardware="H100-SXM 96GB 500W"))
     fast = fused(replace(gpt, attention="flash-2", hardware="H100-SXM5-80GB"))
     assert slow is not None and fast is not None and slow[0].forward < 0.8 * fast[0].forward
+    first = fused(replace(gpt, attention="flash", hardware="H100-SXM5-80GB"))
+    assert first is not None and first[0].forward < 0.7 * fast[0].forward, "its first version"
     assert not fused(replace(mosaic, attention="none"))
     assert fused(replace(gpt, attention="flash-2", source="of my own"))
     assert not fused(replace(mosaic, hardware="V100-SXM2-16GB")), "of which none was published"
