@@ -82,8 +82,10 @@ def test_a_stage_of_two_costs_what_it_recomputes(recompute: str) -> None:
     dumps = dict(make_plan(MODELS["gpt"]()[0], plan_options).phases)
     planned: dict[str, float] = defaultdict(float)
     with make_context() as context:
-        program = read_program(load_module(dumps["cluster"].encode(), context))
-        step, input_kinds = read_step(program)
+        module = load_module(dumps["cluster"].encode(), context)
+        # The embedding is tied: each stage sums up its own terms of the gradient.
+        run_pipeline(module, "builtin.module(shardopt-split-sums)")
+        step, input_kinds = read_step(read_program(module))
         for function in functions(load_module(dumps["shard"].encode(), context)):
             times = plan_options.microbatches if symbol_name(function) == "microbatch" else 1
             for fragment in operations(function, {"mpmd.fragment"}):
@@ -110,7 +112,10 @@ def test_a_stage_of_two_costs_what_it_recomputes(recompute: str) -> None:
     )
     seconds = stage_costs.problem(one_f_one_b_in_flight).seconds
     stage_seconds = [MICROBATCHES * seconds[stage] for stage in plan.stages]
-    assert stage_seconds == pytest.approx([planned["m0"], planned["m1"]], rel=5e-3)
+    # Of the sum that arrives behind the loop, the stage phase counts a pass over the embedding more:
+    # 8 KiB at 10 GB/s, once a step.
+    assert 0 <= stage_seconds[0] - planned["m0"] <= 8192 / 10e9 + 5e-3 * planned["m0"]
+    assert stage_seconds[1] == pytest.approx(planned["m1"], rel=5e-3)
 
 
 def test_gradients_are_summed_once_a_step() -> None:
