@@ -310,7 +310,8 @@ def test_every_pass_belongs_to_a_phase_and_every_phase_ends_verified() -> None:
         ]
         used.update(steps)
         assert steps[-1].startswith("shardopt-verify-")
-    assert sorted(set(PASSES) - used) == []
+    # Programs of others come without our phases; `shardopt run` puts them on meshes.
+    assert sorted(set(PASSES) - used) == ["shardopt-assign-meshes"]
 
 
 def test_help_names_passes_and_their_options() -> None:
