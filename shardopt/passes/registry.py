@@ -43,6 +43,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "stages": (
         "split-sums",
         "choose-stages",
+        "join-sums",
         "verify-placed",
         "mirror-stages",
         "version-weights",

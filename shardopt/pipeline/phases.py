@@ -89,6 +89,7 @@ PHASES: tuple[Phase, ...] = (
         (
             "shardopt-split-sums",  # what borders of stages cost depends on it
             "shardopt-choose-stages",
+            "shardopt-join-sums",  # what landed in one stage, before anything is copied
             "shardopt-verify-placed",  # what stands behind it obeys, and trusts what it reads
             # first: what is recomputed is found in each of the two pipelines
             When("mirror-stages", ("shardopt-mirror-stages", "shardopt-verify-placed")),

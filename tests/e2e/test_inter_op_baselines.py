@@ -7,6 +7,7 @@ import re
 from functools import cache
 from typing import Any
 
+import jax
 import pytest
 
 from shardopt.frontend.planning.make_plan import make_plan
@@ -19,6 +20,7 @@ from shardopt.solve.stages.baselines.registry import INTER_OP
 from shardopt.support.errors import UserError
 from tests.e2e.baseline_models import mixture, transformer
 from tests.e2e.models import MODELS, batch_args
+from tests.e2e.preset_models import models, module_of
 
 TOLERANCE = 1e-4
 OF_MODEL = {"mixture": mixture, "transformer": transformer, **MODELS}
@@ -88,6 +90,17 @@ def test_gradients_are_exchanged_once_a_step_and_activations_once_a_microbatch(
     first = plan.summary.stages[0]
     assert sum(item.tensors for item in first.collectives if item.kind == kind) == exchanged
     assert methods_of(plan) == {method}
+
+
+def test_a_tied_gradient_is_summed_once_where_its_layers_are_one_stage() -> None:
+    """The stage DP, which may choose the whole mesh only, sees a sum for each layer that reads the
+    embedding. The loss is summed as well."""
+    options = PlanOptions("cpu-test:1x2", microbatches=4, intra_op="data", layers=2, submesh="1x2")
+    [stage] = make_plan(module_of("gpt"), options).summary.stages
+    gradients = len(jax.tree.leaves(models()["gpt"].weights))
+    assert [(each.kind, each.tensors) for each in stage.collectives] == [
+        ("all_reduce", gradients + 1)
+    ]
 
 
 @pytest.mark.slow

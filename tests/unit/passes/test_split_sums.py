@@ -1,9 +1,10 @@
 """Sums whose terms come from several layers: split, they are what they were, and no term travels in
-every microbatch."""
+every microbatch; joined again, a stage has one of each."""
 
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from program_evaluation import evaluate, random_arguments
 
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram, read_program
+from shardopt.dialect.stages import PlacedStage, write_stages
 from shardopt.forms.clustered_form import violations
 from shardopt.ir.context import make_context
 from shardopt.ir.rewriting import defining
@@ -117,3 +119,24 @@ def test_split_sums_are_what_they_were(seed: int) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
     assert travelling(program) == 0 or not split
     assert carried <= len(program.carried) <= carried * _LAYERS
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("cuts", [(), (1,), (2,)], ids=str)
+def test_joined_sums_are_what_they_were(seed: int, cuts: tuple[int, ...]) -> None:
+    module = ir.Module.parse(random_step(seed), make_context())
+    arguments = random_arguments(module, seed)
+    before, bounds = evaluate(module, arguments), (0, *cuts, _LAYERS)
+    stages = [PlacedStage(a, b - 1, f"m{a}") for a, b in pairwise(bounds)]
+    with module.context:
+        split = run_pipeline(module, "builtin.module(shardopt-split-sums)")
+        write_stages(read_program(module).main, stages)
+        carried = read_program(module).carried
+        joined = run_pipeline(module, "builtin.module(shardopt-join-sums)")
+    after, program = evaluate(module, arguments), read_program(module)
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    count = joined.statistics["shardopt-join-sums", "sums joined"]
+    assert len(program.carried) == len(carried) - count <= 2 * len(stages)
+    if split.statistics["shardopt-split-sums", "sums split"] and not cuts:
+        assert count == len(carried) - 2
