@@ -79,8 +79,10 @@ def exchanges(window: Window, tiles: int) -> tuple[int, ...]:
     crosses a border."""
     tile = tile_extent(window.source, tiles)
     if window.mirrored:
-        # The padding is at the wrong end first; then each tile goes to the device opposite.
-        return (*_in_tiles(tile * tiles - window.source, tile), tile)
+        # The padding is at the wrong end first: all shift by it. Then each tile goes to the device
+        # opposite.
+        padding = tile * tiles - window.source
+        return (*_in_tiles(padding, tile, padding - tile), tile)
     if is_far(window, tiles):
         return far_exchanges(_spans(window, tiles), tile, window.source)
     left, right = reaches(window, tiles)

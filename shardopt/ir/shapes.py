@@ -2,9 +2,9 @@
 first.
 
 `reshape(broadcast(x))` that comes back to the shape of x is x; a transpose of a transpose is one
-transpose; a slice that falls inside one operand of a concatenate is a slice of that operand. All of
-them build at the current insertion point and location, and return a value that exists already where
-that is possible."""
+transpose; a slice that falls inside one operand of a concatenate, or clear of what a pad adds, is
+a slice of that. All of them build at the current insertion point and location, and return a value
+that exists already where that is possible."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def transpose(value: ir.Value, permutation: Sequence[int]) -> ir.Value:
 
 
 def slice_(value: ir.Value, starts: Sequence[int], limits: Sequence[int]) -> ir.Value:
-    """`value[starts:limits]` with stride 1; looks through concatenates, slices and updates at known
-    places."""
+    """`value[starts:limits]` with stride 1; looks through concatenates, slices, pads and updates at
+    known places."""
     starts, limits = tuple(starts), tuple(limits)
     shape = shape_of(value)
     if starts == (0,) * len(shape) and limits == shape:
@@ -190,6 +190,16 @@ def _in_slice(op: ir.Operation, starts: tuple[int, ...], limits: tuple[int, ...]
     return op.operands[0], moved[0], moved[1]
 
 
+def _in_pad(op: ir.Operation, starts: tuple[int, ...], limits: tuple[int, ...]) -> _Window | None:
+    """The window lies clear of what was added."""
+    low, shape = dimensions(op, "edge_padding_low"), shape_of(op.operands[0])
+    moved = [tuple(a - b for a, b in zip(x, low, strict=True)) for x in (starts, limits)]
+    within = min(moved[0], default=0) >= 0 and all(map(int.__le__, moved[1], shape))
+    if any(dimensions(op, "interior_padding")) or not within:
+        return None
+    return op.operands[0], moved[0], moved[1]
+
+
 def _in_update(
     op: ir.Operation, starts: tuple[int, ...], limits: tuple[int, ...]
 ) -> _Window | None:
@@ -216,4 +226,5 @@ _SLICE_SOURCES = {
     "stablehlo.concatenate": _in_concatenate,
     "stablehlo.slice": _in_slice,
     "stablehlo.dynamic_update_slice": _in_update,
+    "stablehlo.pad": _in_pad,
 }

@@ -34,7 +34,7 @@ from shardopt.xla_text.hlo import module_traffic
 from tests.e2e.older_xla import skip_unless_compiled
 from tests.e2e.test_sharding_against_xla import SLOW, bytecode_of, stage_function
 from tests.unit.operations.op_examples import ELEMENTWISE, EXAMPLES, Example
-from tests.unit.operations.random_windows import random_window
+from tests.unit.operations.random_windows import random_window, reversal
 
 LINE = Mesh("mesh", (("x", 4),), (0, 1, 2, 3))
 # Of these no extent of an example is a multiple.
@@ -212,6 +212,15 @@ def test_random_windows_move_the_borders_that_are_planned(seed: int) -> None:
     rng = random.Random(seed)
     count = rng.randint(2, 5)
     harness = Harness(random_window(rng), Mesh("mesh", (("x", count),), tuple(range(count))))
+    for number, strategy in enumerate(harness.strategies):
+        if strategy.operands[0].dims[1]:
+            harness.check(number)
+
+
+@pytest.mark.parametrize("extent", [9, 12])
+def test_a_reversal_moves_past_tiles_of_padding(extent: int) -> None:
+    """Of eight tiles of two, up to three are empty: nobody needs what its neighbour has."""
+    harness = Harness(reversal(extent), Mesh("mesh", (("x", 8),), tuple(range(8))))
     for number, strategy in enumerate(harness.strategies):
         if strategy.operands[0].dims[1]:
             harness.check(number)

@@ -354,6 +354,23 @@ def test_factored_state_of_experts_lies_as_they_do() -> None:
 
 
 @EVERY_MODEL
-def test_split_weights_hold_less(model: str) -> None:
+@EVERY_MESH
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_holds_its_share_of_the_state(model: str, mesh: str, stage: int) -> None:
+    """What every device is given of weights and of optimizer state: all of the weights up to stage
+    2, and the share of one device of what it splits (section 5, figure 1)."""
+    each = planned(model, f"zero{stage}", mesh)
+    state = {slot.tensor for slots in each.flow.slots_of.values() for slot in slots}
+    split = state | each.flow.weights if stage == 3 else state
+    shapes = {t: each.graph.graph.tensors[t].shape for t in state | each.flow.weights}
+    parts = {t: parse_mesh(mesh).size if t in split else 1 for t in shapes}
+    assert {t: prod(each.plan.shardings[t].tile_counts(parse_mesh(mesh))) for t in shapes} == parts
+
+
+@EVERY_MODEL
+def test_what_zero_splits_is_what_its_peak_is_smaller_by(model: str) -> None:
     peaks = [planned(model, f"zero{stage}", "4").plan.peak_bytes for stage in (1, 2, 3)]
-    assert peaks[0] >= peaks[1] >= peaks[2]
+    weights = planned(model, "zero3", "4").flow.weights
+    tensors = planned(model, "zero3", "4").graph.graph.tensors
+    share = sum(tensors[weight].size_bytes for weight in weights) * 3 // 4
+    assert peaks == [peaks[2] + share, peaks[2] + share, peaks[2]]

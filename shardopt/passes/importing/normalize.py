@@ -5,8 +5,8 @@ Needs: nothing; does more after canonicalize and cse. Holds afterwards:
 
 * no broadcast stretches a dimension of size 1: it would put the sharding on a hidden value of that
   size, which costs extra collectives or fails to compile;
-* no reshape or transpose that undoes another, no slice of a concatenate that one operand answers
-  alone;
+* no reshape or transpose that undoes another, no slice of a concatenate or a padding that one
+  operand answers alone;
 * no collective among groups of one device, which is what programs traced for a single device
   contain.
 

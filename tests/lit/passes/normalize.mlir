@@ -56,6 +56,23 @@ func.func @slice_of_concatenate(%a: tensor<2x8xf32>, %b: tensor<3x8xf32>) -> (te
   return %1, %2, %3 : tensor<2x8xf32>, tensor<1x8xf32>, tensor<2x8xf32>
 }
 
+// CHECK-LABEL: func.func @slice_of_pad
+func.func @slice_of_pad(%a: tensor<4x8xf32>, %b: tensor<f32>) -> (tensor<4x8xf32>, tensor<2x7xf32>, tensor<6x8xf32>, tensor<2x8xf32>) {
+  // CHECK-NEXT: %[[PAD:.*]] = stablehlo.pad
+  %0 = stablehlo.pad %a, %b, low = [2, 0], high = [0, 1], interior = [0, 0] : (tensor<4x8xf32>, tensor<f32>) -> tensor<6x9xf32>
+  %1 = stablehlo.slice %0 [2:6, 0:8] : (tensor<6x9xf32>) -> tensor<4x8xf32>
+  // CHECK-NEXT: %[[INSIDE:.*]] = stablehlo.slice %arg0 [1:3, 1:8]
+  %2 = stablehlo.slice %0 [3:5, 1:8] : (tensor<6x9xf32>) -> tensor<2x7xf32>
+  // CHECK-NEXT: %[[PART:.*]] = stablehlo.slice %[[PAD]] [0:6, 0:8]
+  %3 = stablehlo.slice %0 [0:6, 0:8] : (tensor<6x9xf32>) -> tensor<6x8xf32>
+  // CHECK-NEXT: %[[SPACED:.*]] = stablehlo.pad
+  %4 = stablehlo.pad %a, %b, low = [0, 0], high = [0, 0], interior = [1, 0] : (tensor<4x8xf32>, tensor<f32>) -> tensor<7x8xf32>
+  // CHECK-NEXT: %[[SLICE:.*]] = stablehlo.slice %[[SPACED]] [1:3, 0:8]
+  %5 = stablehlo.slice %4 [1:3, 0:8] : (tensor<7x8xf32>) -> tensor<2x8xf32>
+  // CHECK-NEXT: return %arg0, %[[INSIDE]], %[[PART]], %[[SLICE]]
+  return %1, %2, %3, %5 : tensor<4x8xf32>, tensor<2x7xf32>, tensor<6x8xf32>, tensor<2x8xf32>
+}
+
 // CHECK-LABEL: func.func @collectives
 func.func @collectives(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
   // CHECK-NOT: dense<[{{\[}}0], [1]]>

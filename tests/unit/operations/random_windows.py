@@ -41,6 +41,10 @@ def _pad(rng: Random, extent: int) -> Example:
 
 
 def _reverse(rng: Random, extent: int) -> Example:
+    return reversal(extent)
+
+
+def reversal(extent: int) -> Example:
     type_ = f"tensor<3x{extent}xf32>"
     body = f"%r = stablehlo.reverse %a, dims = [1] : {type_}"
     return _example(f"reverse of {extent}", "reverse", f"%a: {type_}", type_, body)

@@ -136,7 +136,26 @@ def _fusible(graph: OpGraph, cheap_to_clone: Set[int]) -> set[int]:
 def _takes_in(op: Op, reader: Op) -> bool:
     if reader.scope != op.scope or reader.repeat != op.repeat:
         return False
+    if op.name == "reverse" and reader.name == "convolution":
+        return _is_mirrored_kernel(op, reader)
     return reader.name in _READS_ON_THE_WAY or (op.name in _FOLDED and reader.name == "dot_general")
+
+
+def _is_mirrored_kernel(op: Op, reader: Op) -> bool:
+    """Whether a convolution runs backward over a kernel: the gradient of one with regard to its
+    input, for which libraries have a call that reads the kernel as it is
+    (xla/service/gpu/transforms/conv_rewriter.cc, `MatchBackwardInput`; not of grouped ones)."""
+    rule, mirrored = reader.rule, {window.dim for window in op.windows if window.mirrored}
+    images_are = reader.operands[0] == op.results[0]
+    if rule is None or images_are or reader.operands[1] != op.results[0]:
+        return False
+    images, kernel, [results] = rule.operands[0], rule.operands[1], rule.results
+    windowed = {window.dim for window in reader.windows}
+    rows = {factor for dim, of in enumerate(images) if dim not in windowed for factor in of}
+    columns = {factor for of in results for factor in of}
+    if rows & columns & {factor for of in kernel for factor in of}:
+        return False  # groups
+    return mirrored == {d for d, of in enumerate(kernel) if not {*of} & (rows | columns)}
 
 
 def _bytes_read(graph: OpGraph, fusible: Set[int]) -> list[float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardopt.graph.op_graph import Op, OpGraph, Tensor
+from shardopt.graph.op_graph import FactorRule, Op, OpGraph, Tensor
+from shardopt.graph.windows import Window
 from shardopt.solve.sharding.kernels.execution_order import _Scheduler, execution_order
 from shardopt.solve.sharding.kernels.fusion import Fusion, fuse
 from shardopt.solve.sharding.kernels.kernel_bytes import (
@@ -107,6 +109,36 @@ def test_a_chain_of_sums_costs_the_same_for_each() -> None:
         return graph_of(*rows)
 
     assert total(stream(40)) - total(stream(39)) == total(stream(20)) - total(stream(19))
+
+
+@pytest.mark.parametrize(("kernel", "mirrored", "is_fused"), [
+    (((5,), (6,), (4,), (3,)), (0, 1), True),
+    (((5,), (6,), (4,), (3,)), (0,), False),  # half a reversal
+    (((5,), (6,), (4,), (3,)), (0, 1, 2), False),  # of features too
+    (((5,), (6,), (), (3,)), (0, 1), False),  # a kernel for each feature
+])  # fmt: skip
+def test_a_convolution_reads_a_mirrored_kernel_as_it_is(
+    kernel: tuple[tuple[int, ...], ...], mirrored: tuple[int, ...], is_fused: bool
+) -> None:
+    images, weights = Tensor((16, 8, 8, 4), "f32", 4), Tensor((3, 3, 4, 4), "f32", 4)
+    turned = tuple(Window(dim, dim, 3, 3, mirrored=True) for dim in mirrored)
+    slid = tuple(Window(dim, dim, 8, 8, size=3, low=1) for dim in (1, 2))
+    features = 4 if kernel[2] else 3
+    rule = FactorRule(
+        (16, 8, 8, 4, 4, 1, 1),
+        (((0,), (1,), (2,), (3,)), kernel),
+        (((0,), (1,), (2,), (features,)),),
+    )
+    graph = OpGraph(
+        (images, weights, weights, images),
+        (
+            Op("reverse", (1,), (2,), None, windows=turned),
+            Op("convolution", (0, 2), (3,), rule, windows=slid),
+        ),
+        (0, 1),
+        (3,),
+    )
+    assert (2 in fuse(graph, frozenset()).fused) == is_fused
 
 
 NAMES = st.sampled_from(
