@@ -53,6 +53,7 @@ def planned(name: str, stages: int, microbatches: int, **options: Any) -> list[n
     step = shardopt.parallelize(
         cluster="cpu-test:1x2",
         stages=stages,
+        layers=stages,  # where to cut is no matter of these tests
         microbatches=microbatches,
         **options,
         donate_argnums=(0,),

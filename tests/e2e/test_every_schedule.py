@@ -131,7 +131,7 @@ def test_methods_know_the_batch_of_both_pipelines(intra_op: str) -> None:
     options = PlanOptions(
         "cpu-test:1x4",
         microbatches=4,
-        layers=4,
+        layers=2,
         stages=2,
         submesh="1x2",
         schedule="chimera",

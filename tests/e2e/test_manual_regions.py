@@ -138,7 +138,7 @@ def run(module: ir.Module, sharding_format: str) -> list[np.ndarray]:
         for rows in (summary.arguments, summary.results)
     )
     function = StageFunction("main", bytecode_of(module), arguments, results, donates=())
-    return Compiled((), (), mesh, function, [], inputs()).run()
+    return Compiled((), mesh, function, [], inputs()).run()
 
 
 def _shape(text: str) -> tuple[int, ...]:

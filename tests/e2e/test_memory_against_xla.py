@@ -56,7 +56,7 @@ class Planned:
             [main] = functions(module)
             self.predicted = read_cost(main).peak_bytes
         self.compiled = compiled_bytes(function.bytecode, parse_mesh(mesh).size, shardy=True)
-        self.program = Compiled((), (), parse_mesh(mesh), function, self.reference, inputs)
+        self.program = Compiled((), parse_mesh(mesh), function, self.reference, inputs)
 
     def check_numbers(self) -> None:
         differences = compare(self.program.run(), self.reference)

@@ -143,7 +143,7 @@ def compile_at_random(seed: int, mesh: Mesh, decide: Decide) -> Compiled | None:
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
     function = replace(function, bytecode=buffer.getvalue())
-    return Compiled((), (), mesh, function, reference, inputs)
+    return Compiled((), mesh, function, reference, inputs)
 
 
 def leave_unreduced(

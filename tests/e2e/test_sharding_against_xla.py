@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Mesh, Sharding, parse_mesh
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.tiles import Tiling
-from shardopt.runtime.devices.xla import XlaMesh
+from shardopt.runtime.devices.xla import Executable, XlaMesh
 from shardopt.runtime.reference import compare, run_reference
 from shardopt.solve.sharding.strategies.strategies import all_shardings
 from shardopt.xla_text.hlo import module_traffic
@@ -52,14 +53,27 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Compiled:
-    """A sharded module, compiled: its predicted and its real collectives, and how to call it."""
+    """A sharded module, compiled once: its predicted and its real collectives, and how to call
+    it."""
 
     plan: tuple[Traffic, ...]
-    traffic: tuple[Traffic, ...]
     mesh: Mesh
     function: StageFunction
     reference: list[np.ndarray]
     inputs: list[np.ndarray]
+
+    @cached_property
+    def device(self) -> XlaMesh:
+        return XlaMesh(self.mesh)
+
+    @cached_property
+    def executable(self) -> Executable:
+        return self.device.compile(self.function)
+
+    @cached_property
+    def traffic(self) -> tuple[Traffic, ...]:
+        text = self.executable._loaded.hlo_modules()[0].to_string()
+        return module_traffic(text, self.mesh)
 
     @property
     def rows(self) -> tuple[TrafficDifference, ...]:
@@ -76,17 +90,16 @@ class Compiled:
         return tensors_by_kind(self.traffic)
 
     def run(self) -> list[np.ndarray]:
-        device = XlaMesh(self.mesh)
         tilings = [Tiling(self.mesh, spec) for spec in self.function.arguments]
         arrays = [
-            device.put(tiling.spec, tiling.split(value))
+            self.device.put(tiling.spec, tiling.split(value))
             for tiling, value in zip(tilings, self.inputs, strict=True)
         ]
-        outputs, token = device.compile(self.function)(arrays)
+        outputs, token = self.executable(arrays)
         token.block_until_ready()
         results = [Tiling(self.mesh, spec) for spec in self.function.results]
         return [
-            tiling.join(device.shards(output))
+            tiling.join(self.device.shards(output))
             for tiling, output in zip(results, outputs, strict=True)
         ]
 
@@ -98,15 +111,17 @@ def compile_sharded(
     cluster: Cluster = SLOW,
     *,
     shardy: bool = False,
+    gap: float = 1e-3,
 ) -> Compiled:
     """`shardy` gives XLA the constraints of Shardy instead of the annotations of GSPMD."""
     artifact, inputs = model
     with make_context() as context, ir.Location.unknown():
         module = load_module(artifact, context)
         run_pipeline(module, "builtin.module(shardopt-import)")
-        reference = run_reference(module, inputs)
+        reference = _reference(artifact, module, inputs)
         write_cluster(module, cluster)
-        run_pipeline(module, f"builtin.module(shardopt-shard{{mesh={mesh} intra-op={preset}}})")
+        options = f"mesh={mesh} intra-op={preset} gap={gap}"
+        run_pipeline(module, f"builtin.module(shardopt-shard{{{options}}})")
         placed = parse_mesh(mesh)
         function = stage_function(module, placed)
         main = next(functions(module))
@@ -114,9 +129,18 @@ def compile_sharded(
         if shardy:
             to_shardy(module, placed)
             function = replace(function, bytecode=bytecode_of(module))
-    loaded = XlaMesh(placed).compile(function)._loaded
-    emitted = module_traffic(loaded.hlo_modules()[0].to_string(), placed)
-    return Compiled(plan, emitted, placed, function, reference, inputs)
+    return Compiled(plan, placed, function, reference, inputs)
+
+
+_references: dict[tuple[bytes, ...], list[np.ndarray]] = {}
+
+
+def _reference(artifact: bytes, module: ir.Module, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """Of the imported module of an artifact, which most tests shard in several ways."""
+    key = (artifact, *(array.tobytes() for array in inputs))
+    if key not in _references:
+        _references[key] = run_reference(module, inputs)
+    return _references[key]
 
 
 def stage_function(module: ir.Module, mesh: Mesh) -> StageFunction:
@@ -212,4 +236,5 @@ def test_presets_give_the_same_numbers(preset: str) -> None:
 @pytest.mark.parametrize("mesh", ["4", "2x2"])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_give_the_same_numbers(name: str, mesh: str) -> None:
-    check_numbers(compile_sharded(MODELS[name](), mesh))
+    """Of the best plan or not: proving that it is takes most of the time."""
+    check_numbers(compile_sharded(MODELS[name](), mesh, gap=0.05))
