@@ -1,11 +1,14 @@
 """Does XLA exchange what was planned, for random programs under random plans?
 
     python -m benchmarks.cost.random_agreement [--programs 500] [--first 0] [--mesh 4] [--mesh 2x2]
+    python -m benchmarks.cost.random_agreement --context [--programs 500] [--first 0] [--mesh 2x4]
 
 Programs of products, elementwise operations, transposes, sums, slices, paddings, reversals and
 concatenations of arrays with even and uneven extents. Every leaf is an argument, every value that
 nothing reads a result, and nothing is broadcast: XLA can neither fold, drop nor copy any of it, and
-every planned collective survives. One line for each that differs. Exit code 1 if one does."""
+every planned collective survives. With `--context`, programs of attention whose sequence is split,
+in turn by each method of context parallelism. One line for each that differs. Exit code 1 if one
+does."""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.cost.random_attention import random_attention
 from benchmarks.cost.xla_agreement_case import RANDOM, Case, check
 from shardopt.cost.traffic import (
     REDUCED,
@@ -100,14 +104,35 @@ def _step(
     return lambda values: one[kind](values[first])
 
 
-def differences(seeds: Iterable[int], meshes: tuple[str, ...]) -> tuple[int, int]:
+def random_case(seed: int, meshes: tuple[str, ...]) -> tuple[bytes, Case]:
+    """A program under a plan that takes any strategy of any operation."""
+    program, inputs = random_program(seed)
+    text = str(jax.jit(program, keep_unused=True).lower(*inputs).compiler_ir("stablehlo"))
+    return text.encode(), Case(meshes[seed % len(meshes)], f"{RANDOM}{seed}")
+
+
+def context_case(seed: int, meshes: tuple[str, ...]) -> tuple[bytes, Case]:
+    """Attention under one of the methods of context parallelism; each of them meets each mesh."""
+    program, inputs = random_attention(seed)
+    text = str(jax.jit(program, keep_unused=True).lower(*inputs).compiler_ir("stablehlo"))
+    mesh, method = meshes[seed % len(meshes)], _METHODS[seed // len(meshes) % len(_METHODS)]
+    if method == "ring" and mesh.endswith("x2"):
+        method = _METHODS[0]  # XLA unrolls the loop of a ring of two devices
+    return text.encode(), Case(mesh, method)
+
+
+_METHODS = ("context-gather", "ulysses", "ring")
+NewCase = Callable[[int, tuple[str, ...]], tuple[bytes, Case]]
+
+
+def differences(
+    seeds: Iterable[int], meshes: tuple[str, ...], new_case: NewCase = random_case
+) -> tuple[int, int]:
     """How many programs were planned and compiled, and how many of them differ."""
     count = different = 0
     for seed in seeds:
-        program, inputs = random_program(seed)
-        text = str(jax.jit(program, keep_unused=True).lower(*inputs).compiler_ir("stablehlo"))
-        case = Case(meshes[seed % len(meshes)], f"{RANDOM}{seed}")
-        [outcome] = check(text.encode(), case, ("sdy",))
+        artifact, case = new_case(seed, meshes)
+        [outcome] = check(artifact, case, ("sdy",))
         rows = _differing(outcome.predicted, outcome.emitted)
         # A sum along one axis that is reshaped and then summed along another: two of the plan, and
         # read as one along both from what is compiled.
@@ -115,7 +140,8 @@ def differences(seeds: Iterable[int], meshes: tuple[str, ...]) -> tuple[int, int
             rows = []
         count, different = count + 1, different + bool(rows)
         if rows:
-            print(f"seed {seed} on {case.mesh}: {'; '.join(map(str, rows))}", flush=True)
+            where = f"seed {seed}, {case.plan} on {case.mesh}"
+            print(f"{where}: {'; '.join(map(str, rows))}", flush=True)
     return count, different
 
 
@@ -138,9 +164,11 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=500)
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
     parser.add_argument("--mesh", action="append")
+    parser.add_argument("--context", action="store_true", help="attention with a split sequence")
     args = parser.parse_args()
     seeds = range(args.first, args.first + args.programs)
-    count, different = differences(seeds, tuple(args.mesh or ("4", "2x2")))
+    new_case = context_case if args.context else random_case
+    count, different = differences(seeds, tuple(args.mesh or ("4", "2x2")), new_case)
     print(f"{count - different} of {count} programs exchange what was planned")
     return int(different > 0)
 
