@@ -154,7 +154,7 @@ def test_experts_are_exchanged_among_their_copies_only(mesh: str, stage: int) ->
 
 
 @EVERY_MESH
-@pytest.mark.parametrize("model", ["gpt", "one-hot gpt"])
+@pytest.mark.parametrize("model", ["gpt", "one-hot gpt", "moe"])
 @pytest.mark.parametrize(("preset", "kinds"), [
     ("megatron", ("all_reduce",)), ("sequence", ("reduce_scatter", "all_gather")),
 ])  # fmt: skip
@@ -163,11 +163,15 @@ def test_tensor_parallelism_exchanges_activations_twice_a_layer_each_way(
 ) -> None:
     """And those of the embedding and of the last product, whether words are gathered or looked up
     by a product. Sequence parallelism scatters and gathers instead, once more for the gradient of
-    each weight; the lookup gathers nothing, and its gradient what each device adds to its words."""
+    each weight; the lookup gathers nothing, and its gradient what each device adds to its words.
+    Experts, every other layer's, are whole: what enters them, and its gradient, is gathered where
+    the sequence is split."""
     axes, activation = axes_of(mesh), (BATCH, LENGTH, HIDDEN)
     rows = 4 * prod(activation) // prod(size for _, size in parse_mesh(mesh).axes[:-1])
-    counts = {"all_reduce": 4 * LAYERS + 2, "reduce_scatter": 4 * LAYERS + 2}
-    counts["all_gather"] = 6 * LAYERS + 2
+    sparse = LAYERS // 2 if model == "moe" else 0
+    blocks = 2 * LAYERS - sparse  # of attention, and of dense layers
+    counts = {"all_reduce": 2 * blocks + 2, "reduce_scatter": 2 * blocks + 2}
+    counts["all_gather"] = 3 * blocks + 2 + 2 * sparse
     expected = {(kind, axes[-1:], sorted_shape(activation), rows): counts[kind] for kind in kinds}
     moved = planned(model, preset, mesh).moved([activation])
     assert {row: moved[row] for row in moved if row[0] in counts} == expected
@@ -257,11 +261,14 @@ def test_grids_exchange_blocks_of_weights_by_columns_and_of_activations_by_rows(
     assert planned("gpt", preset, mesh).moved(list(shapes)) == activations
 
 
-@EVERY_MESH
-def test_autodist_takes_for_each_weight_one_of_two_ways(mesh: str) -> None:
+@pytest.mark.parametrize(("model", "mesh"), [
+    *((model, mesh) for model in ("gpt", "moe", "resnet") for mesh in ("4", "2x2")),
+    pytest.param("gpt", "2x4", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_autodist_takes_for_each_weight_one_of_two_ways(model: str, mesh: str) -> None:
     """An all-reduce, or servers: the gradient is scattered and the weight gathered."""
-    weights, axes = weights_of("gpt"), axes_of(mesh)
-    moved = planned("gpt", "autodist", mesh).moved([each.shape for each in weights])
+    weights, axes = weights_of(model), axes_of(mesh)
+    moved = planned(model, "autodist", mesh).moved([each.shape for each in weights])
     whole = exchanged("all_reduce", weights, axes)
     served = exchanged("reduce_scatter", weights, axes)
     for row, count in whole.items():
@@ -295,9 +302,11 @@ def test_what_is_whole_everywhere_exchanges_nothing(model: str) -> None:
 @pytest.mark.parametrize(("preset", "counts"), [
     ("context-gather", {"all_gather": 2, "reduce_scatter": 2}), ("ulysses", {"all_to_all": 8}),
 ])  # fmt: skip
-@pytest.mark.parametrize("zero", ["", "-zero1", "-zero3"])
+@pytest.mark.parametrize(
+    ("model", "zero"), [("gpt", ""), ("gpt", "-zero1"), ("gpt", "-zero3"), ("moe", "")]
+)
 def test_context_parallelism_exchanges_keys_and_values_or_heads(
-    mesh: str, preset: str, counts: dict[str, int], zero: str
+    mesh: str, preset: str, counts: dict[str, int], model: str, zero: str
 ) -> None:
     """Keys and values are gathered once a layer, and their gradients scattered (Llama 3, section
     3.3.2); or queries, keys, values and the result change their places, forward and backward
@@ -305,7 +314,7 @@ def test_context_parallelism_exchanges_keys_and_values_or_heads(
     axes = axes_of(mesh)
     shared = prod(size for _, size in parse_mesh(mesh).axes[:-1])
     bytes_ = 4 * BATCH * LENGTH * HIDDEN // shared
-    each = planned("gpt", preset + zero, mesh, BALANCED)
+    each = planned(model, preset + zero, mesh, BALANCED)
     tensors = each.graph.graph.tensors
     moved = Counter(
         (row.step.kind, row.step.axes, int(row.step.bytes))
@@ -316,11 +325,12 @@ def test_context_parallelism_exchanges_keys_and_values_or_heads(
 
 
 @EVERY_MESH
-def test_a_ring_passes_keys_and_values_on(mesh: str) -> None:
+@pytest.mark.parametrize("model", ["gpt", "moe"])
+def test_a_ring_passes_keys_and_values_on(mesh: str, model: str) -> None:
     """A block of keys and one of values go round once forward and twice backward, the second time
     with their gradients, which end where they began (Ring Attention, section 3)."""
     axes, (*_, (_, size)) = axes_of(mesh), parse_mesh(mesh).axes
-    traffic, _ = annotated(module_of("gpt"), Case(mesh, "ring", gap=0.05), "sdy")
+    traffic, _ = annotated(module_of(model), Case(mesh, "ring", gap=0.05), "sdy")
     block = 4 * BATCH * LENGTH * HIDDEN // parse_mesh(mesh).size
     passed = LAYERS * (3 * 2 * (size - 1) + 2 * size)
     permutes = [each for each in traffic if each.kind == "permute"]
