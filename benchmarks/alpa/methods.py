@@ -2,7 +2,8 @@
 
 Every method plans with the same costs, memory, schedule (1F1B) and, unless told otherwise, the
 number of layers and microbatches of the authors' plan for the model, so that a difference between
-two bars comes from what they may choose.
+two bars comes from what they may choose. Only sharding alone has microbatches, and a logical shape
+of its devices, of its own: those of the authors' runs.
 
 GPT and mixtures of experts compute as in the artifact, which calls the forward pass of every block
 again (`automatic_remat` in its alpa/pipeline_parallel/layer_construction.py, with as many parts as
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd, lcm
 
-from benchmarks.alpa.specs import Case
+from benchmarks.alpa.specs import SHARDED_ALONE, Case
 from shardopt.frontend.plans.plan import PlanOptions
 from shardopt.measured.frameworks import BY_ALPA
 from shardopt.models.computing import PLAIN
@@ -50,9 +51,11 @@ def options(
 ) -> PlanOptions:
     """Options of `shardopt plan` for a case. Batch normalisation takes the statistics of a
     microbatch, as in Alpa."""
+    alone = SHARDED_ALONE.get(case.name) if method == "intra-only" else None
     return PlanOptions(
         cluster=case.cluster,
-        microbatches=microbatches or case.microbatches,
+        microbatches=microbatches or (alone or case).microbatches,
+        logical_shape=alone.shape if alone else None,
         schedule="1f1b",
         layers=layers or _layers(case, method),
         recompute="none" if _reruns(case) else "auto",

@@ -51,6 +51,7 @@ def measured(case: Case, chosen: PlanOptions, finish: bool) -> dict[str, object]
     row: dict[str, object] = {
         "trace_seconds": round(perf_counter() - begin, 2),
         "microbatches": chosen.microbatches,
+        **({"logical_shape": chosen.logical_shape} if chosen.logical_shape else {}),
     }
     planning: dict[str, float] = {}
     try:

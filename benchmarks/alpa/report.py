@@ -58,10 +58,11 @@ def _cell(case: Case, method: str, results: Mapping[str, Row]) -> str:
 
 
 def best(case: Case, method: str, results: Mapping[str, Row]) -> Row | None:
-    """Of all numbers of microbatches that were tried, the fastest plan; else any failure; else
-    None."""
+    """Of all numbers of microbatches that were tried, the fastest plan, if there are any of those
+    with the logical shape that the authors stated; else any failure; else None."""
     key = f"{case.name}/{method}"
     rows = [row for name, row in results.items() if name == key or name.startswith(key + "/")]
+    rows = [row for row in rows if row.get("logical_shape")] or rows
     planned = [row for row in rows if row.get("seconds")]
     if planned:
         return min(planned, key=lambda row: float(str(row["seconds"])))

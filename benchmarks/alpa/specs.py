@@ -12,13 +12,22 @@ with all digits, in the artifact (github.com/alpa-projects/alpa, folder benchmar
   1024 classes.
 * Devices of a model, images of a step and number of microbatches: the plans that the authors found
   for p3.16xlarge (`suite_auto_gpt.py`, `suite_auto_moe.py`, `suite_wresnet.py`, each the table of
-  solutions)."""
+  solutions). What they gave sharding alone: `exp_intra_only.py`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from shardopt.models.specs import GptSpec, LlamaSpec, MoeSpec, ResnetSpec, Spec
+
+
+@dataclass(frozen=True)
+class ShardedAlone:
+    """How the authors measured a model without pipelines: microbatches, and the logical shape of
+    all devices."""
+
+    microbatches: int
+    shape: str
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,32 @@ CASES: tuple[Case, ...] = (
     Case("wresnet-6.8b", ResnetSpec(50, 320, 16), 32, 32, 16),
     Case("wresnet-13b", ResnetSpec(101, 320, 16, batch=1520), 64, 38, 33),
 )
+
+# Of the largest models the artifact has runs of smaller batches, and in results_e2e.tsv the step of
+# the whole one: these have as many microbatches as put equally many examples into each.
+SHARDED_ALONE: dict[str, ShardedAlone] = {
+    "gpt-350m": ShardedAlone(64, "1x1"),
+    "gpt-760m": ShardedAlone(64, "1x2"),
+    "gpt-1.3b": ShardedAlone(64, "1x4"),
+    "gpt-2.6b": ShardedAlone(32, "4x2"),
+    "gpt-6.7b": ShardedAlone(64, "2x8"),
+    "gpt-15b": ShardedAlone(128, "4x8"),
+    "gpt-39b": ShardedAlone(512, "2x32"),
+    "moe-380m": ShardedAlone(32, "1x1"),
+    "moe-690m": ShardedAlone(32, "1x2"),
+    "moe-1.3b": ShardedAlone(16, "1x4"),
+    "moe-2.4b": ShardedAlone(16, "1x8"),
+    "moe-10b": ShardedAlone(32, "2x8"),
+    "moe-27b": ShardedAlone(32, "1x32"),
+    "moe-70b": ShardedAlone(256, "1x64"),
+    "wresnet-250m": ShardedAlone(48, "1x1"),
+    "wresnet-500m": ShardedAlone(32, "1x2"),
+    "wresnet-1b": ShardedAlone(32, "1x4"),
+    "wresnet-2b": ShardedAlone(48, "1x8"),
+    "wresnet-4b": ShardedAlone(64, "2x8"),
+    "wresnet-6.8b": ShardedAlone(48, "4x8"),
+    "wresnet-13b": ShardedAlone(190, "4x16"),
+}
 
 # Small enough to run on host devices: for tests of the models, not for tables.
 TINY: dict[str, Spec] = {

@@ -4,6 +4,7 @@ says."""
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from benchmarks.alpa.methods import METHODS, options
 from benchmarks.alpa.one import measured
 from benchmarks.alpa.published import OUT_OF_MEMORY, published
 from benchmarks.alpa.report import best, picture, tables, tflops
-from benchmarks.alpa.specs import CASES, TINY, Case, find_case
+from benchmarks.alpa.specs import CASES, SHARDED_ALONE, TINY, Case, find_case
 
 # Seconds of a step that the artifact's results_e2e.tsv has beside the TFLOPS of a GPU (intra-only).
 _MEASURED = {
@@ -102,6 +103,21 @@ def test_what_does_not_fit_is_said_and_kept_apart_from_what_was_not_run() -> Non
     assert drawn.count("<rect") == 2 + 2 + 6
     assert drawn.count("fill-opacity") == 1, "what is older is pale"
     assert drawn.count(">×</text>") == 1, "a plan that was not found in time is none that fails"
+
+
+def test_sharding_alone_has_the_microbatches_and_the_shape_of_the_authors() -> None:
+    """And the plan in that shape is what a cell says, be another one faster."""
+    for case in CASES:
+        alone, chosen = SHARDED_ALONE[case.name], options(case, "intra-only")
+        assert (chosen.microbatches, chosen.logical_shape) == (alone.microbatches, alone.shape)
+        assert prod(map(int, alone.shape.split("x"))) == case.devices
+        assert options(case, "shardopt").logical_shape is None
+    results = {
+        "moe-10b/intra-only": {"seconds": 16.1, "microbatches": 32, "logical_shape": "2x8"},
+        "moe-10b/intra-only/16": {"seconds": 15.8, "microbatches": 16},
+    }
+    stated = best(find_case("moe-10b"), "intra-only", results)
+    assert stated is not None and stated["seconds"] == 16.1
 
 
 @pytest.mark.parametrize(
