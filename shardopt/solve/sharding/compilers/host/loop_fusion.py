@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from shardopt.solve.sharding.compilers.host.instructions import Instruction, Program
 from shardopt.solve.sharding.compilers.host.library_calls import LibraryCall, find_library_calls
@@ -74,11 +75,13 @@ def find_loops(program: Program) -> Kernels:
 @dataclass
 class _Loop:
     """A kernel while it grows: for each buffer that it reads whether elements are read more than
-    once, and whether they are read where those of the result are written."""
+    once, and whether they are read where those of the result are written; and which of its members
+    read a buffer."""
 
     root: int
     members: list[int]
     reads: dict[int, tuple[bool, bool]] = field(default_factory=dict)
+    readers: dict[int, list[int]] = field(default_factory=dict)
 
 
 class _Fuser:
@@ -145,22 +148,20 @@ class _Fuser:
 
     def _loop(self, root: int) -> _Loop:
         loop, refused = _Loop(root, [root]), set[int]()
-        self._read(loop, root, False, True)
-        while True:
-            # The last of the program first: then each is taken in when all of its readers are.
-            makers = [
-                (self.program.makers[buffer], buffer)
-                for buffer in loop.reads
-                if buffer in self.program.makers and buffer not in refused
-            ]
-            if not makers:
-                return loop
-            maker, buffer = max(makers)
-            if self._takes_in(loop, maker, buffer):
-                self._take_in(loop, maker, buffer)
-                refused.difference_update(self.instructions[maker].operands)
-            else:
+        # The last of the program first: then each is taken in when all of its readers are.
+        left = [(-maker, -buffer) for maker, buffer in self._read(loop, root, False, True)]
+        heapify(left)
+        while left:
+            maker, buffer = (-each for each in heappop(left))
+            if buffer in refused or buffer not in loop.reads:
+                continue
+            if not self._takes_in(loop, maker, buffer):
                 refused.add(buffer)
+                continue
+            for before, operand in self._take_in(loop, maker, buffer):
+                refused.discard(operand)
+                heappush(left, (-before, -operand))
+        return loop
 
     def _takes_in(self, loop: _Loop, maker: int, buffer: int) -> bool:
         instruction = self.instructions[maker]
@@ -168,24 +169,27 @@ class _Fuser:
             return False
         if instruction.scope != self.instructions[loop.root].scope or is_long(instruction):
             return False
-        for index in loop.members:
+        for index in loop.readers[buffer]:
             member = self.instructions[index]
-            if buffer in member.operands and (is_long(member) or buffer in member.waits):
+            if is_long(member) or buffer in member.waits:
                 return False
         others = self.readers[buffer] - {loop.root} or buffer in self.program.kept
         return not (is_expensive(self.program, instruction) and (others or loop.reads[buffer][0]))
 
-    def _take_in(self, loop: _Loop, maker: int, buffer: int) -> None:
+    def _take_in(self, loop: _Loop, maker: int, buffer: int) -> list[tuple[int, int]]:
+        """What `_read` gives of the maker, which is a member from now on."""
         again, in_place = loop.reads.pop(buffer)
         loop.members.append(maker)
-        self._read(loop, maker, again, in_place)
+        made = self._read(loop, maker, again, in_place)
         self.readers[buffer].discard(loop.root)
         for operand in self.instructions[maker].operands:
             self.readers[operand].add(loop.root)
             if not self.readers[buffer] and buffer not in self.program.kept:
                 self.readers[operand].discard(maker)
+        return made
 
-    def _read(self, loop: _Loop, index: int, again: bool, in_place: bool) -> None:
+    def _read(self, loop: _Loop, index: int, again: bool, in_place: bool) -> list[tuple[int, int]]:
+        """Notes what a member reads; gives (maker, buffer) of the operands that are made here."""
         instruction = self.instructions[index]
         for position, operand in enumerate(instruction.operands):
             seen_again, seen_in_place = loop.reads.get(operand, (False, True))
@@ -199,6 +203,9 @@ class _Fuser:
                 seen_again or again or reads_again(self.program, instruction, operand),
                 seen_in_place and in_place and in_its_place,
             )
+            loop.readers.setdefault(operand, []).append(index)
+        makers = self.program.makers
+        return [(makers[b], b) for b in dict.fromkeys(instruction.operands) if b in makers]
 
 
 class _WrittenOnce:
