@@ -38,12 +38,17 @@ _TIE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class LeastPeak:
-    """No plan holds less than `bound_bytes`; `plan`, of `solution`, holds `peak_bytes`."""
+    """No plan holds less than `bound_bytes`; `plan`, of `solution`, holds `peak_bytes`.
+
+    `weights`, which sum to one over the times, are those of the bound; `copies` are the copies of
+    operands that the problems of the search counted."""
 
     bound_bytes: int
     peak_bytes: int
     plan: IntraOpPlan | None
     solution: Solution
+    weights: np.ndarray
+    copies: tuple[Operand, ...] = ()
 
 
 def find_least_peak(
@@ -66,7 +71,8 @@ class _Search:
         self.copies: dict[Operand, None] = {}
         self.fewer = FewerBytes(model)
         self.weights = np.full(len(model.base.order), 1 / max(len(model.base.order), 1))
-        self.best = LeastPeak(bound, _UNKNOWN, None, Solution((), inf, inf, 0.0, "infeasible"))
+        nothing = Solution((), inf, inf, 0.0, "infeasible")
+        self.best = LeastPeak(bound, _UNKNOWN, None, nothing, self.weights)
 
     def begin(self, shardings: Sequence[int]) -> None:
         """The plan with given shardings that recomputes whatever lowers its peak."""
@@ -88,14 +94,19 @@ class _Search:
                 self.model.base, plan, int(_NEAR_PEAK * plan.peak_bytes)
             )
         self._sharpen()
-        return replace(self.best, bound_bytes=min(self.bound, self.best.peak_bytes))
+        return replace(
+            self.best,
+            bound_bytes=min(self.bound, self.best.peak_bytes),
+            weights=self.weights,
+            copies=tuple(self.copies),
+        )
 
     def _sharpen(self) -> None:
         """The best bound again, now without what breaking ties costs."""
         if self.best.plan is None or self.bound >= self.best.peak_bytes:
             return
-        weighted, _ = _weighted(self.model.problem(0, self.copies), self.weights, 0)
-        solution = solve(weighted, self.limits)
+        bytes_alone = weighted(self.model.problem(0, self.copies), self.weights, 0.0)
+        solution = solve(bytes_alone, self.limits)
         if solution.choice:
             # Peaks are whole numbers: half a byte is for rounding.
             self.bound = max(self.bound, ceil(solution.bound - 0.5))
@@ -103,13 +114,13 @@ class _Search:
     def _probe(self, weights: np.ndarray) -> IntraOpPlan | None:
         """The plan with the least weighted usage, or None when there is no plan at all."""
         problem = self.model.problem(0, self.copies)
-        weighted, tie = _weighted(problem, weights, self._peak())
+        share = tie_share(problem, self._peak())
         start = greedy_start(self.model, problem, self.copies, self.best.solution.choice)
-        solution = solve(weighted, self.limits, start=start)
+        solution = solve(weighted(problem, weights, share), self.limits, start=start)
         if not solution.choice:
             return None
         # The bound is one of bytes and of the costs that break ties: these come off.
-        if (bound := ceil(solution.bound - tie - 0.5)) > self.bound:
+        if (bound := ceil(solution.bound - _TIE * self._peak() - 0.5)) > self.bound:
             self.bound, self.weights = bound, weights
         return self._offer(problem, solution)
 
@@ -129,19 +140,24 @@ class _Search:
                 status="feasible",
                 statistics=solution.statistics,
             )
-            self.best = LeastPeak(self.bound, plan.peak_bytes, plan, unweighted)
+            self.best = LeastPeak(self.bound, plan.peak_bytes, plan, unweighted, self.weights)
         return plan
 
     def _peak(self) -> int:
         return max(self.bound, 1) if self.best.plan is None else self.best.peak_bytes
 
 
-def _weighted(problem: Problem, weights: np.ndarray, peak: int) -> tuple[Problem, float]:
-    """Weighted bytes as costs, the costs themselves scaled down to a share of `peak`; and the most
-    they can come to."""
+def tie_share(problem: Problem, peak: int) -> float:
+    """Bytes a second under which all costs together weigh no more than what breaks ties between
+    peaks of `peak` bytes."""
     tables = (*problem.costs, *(edge.cost for edge in problem.edges))
     most = sum(float(table[np.isfinite(table)].max(initial=0.0)) for table in tables)
-    share = _TIE * peak / most if most > 0 else 0.0
+    return _TIE * peak / most if most > 0 else 0.0
+
+
+def weighted(problem: Problem, weights: np.ndarray, share: float) -> Problem:
+    """Without a limit: bytes weighted over the times as costs, and `share` bytes for each second of
+    the costs themselves."""
     until = np.concatenate([[0.0], np.cumsum(weights)])
     costs = []
     for cost, segments in zip(problem.costs, problem.usages or (), strict=True):
@@ -154,4 +170,4 @@ def _weighted(problem: Problem, weights: np.ndarray, peak: int) -> tuple[Problem
         Edge(edge.u, edge.v, np.where(np.isfinite(edge.cost), scaled, np.inf))
         for edge, scaled in zip(problem.edges, finite, strict=True)
     )
-    return Problem(tuple(costs), tuple(edges)), _TIE * peak
+    return Problem(tuple(costs), tuple(edges))

@@ -8,8 +8,9 @@
    the problem by the excess. The number of rounds is limited. Steps that readers share are paid for
    once in a small problem (`shared_model`), where copies that outlive their first reader are
    counted too (`held_copies`), and by prices that move in a larger one.
-4. If nothing fits: the least peak, by `shardopt.solve.sharding.budget.least_peak`, which may still
-   be a plan that does.
+4. If nothing fits: the least peak, by `shardopt.solve.sharding.budget.least_peak`. That may still
+   be a plan that does; then faster ones are looked for between it and the plan without memory
+   (`price_of_memory`).
 
 The problem of step 3 only leaves out memory, so its bound holds for every plan within the budget.
 """
@@ -40,6 +41,7 @@ from shardopt.solve.sharding.budget.kept_copies import (
 from shardopt.solve.sharding.budget.least_peak import LeastPeak, find_least_peak
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
 from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, counted, split_copies
+from shardopt.solve.sharding.budget.price_of_memory import faster_plans
 from shardopt.solve.sharding.budget.rematerialization import find_candidates
 from shardopt.solve.sharding.budget.start import greedy_start
 from shardopt.solve.sharding.intra_op.finished import finished
@@ -286,12 +288,25 @@ class _Search:
         )
 
     def _least(self, model: BudgetModel, proven: bool, bound: float) -> Fit:
+        """The least peak, and where that fits, the fastest of the plans between it and the one
+        without a limit."""
         least = find_least_peak(
             model, self.relaxed.choice, self.limit if proven else None, self.limits
         )
-        if least.peak_bytes <= self.limit:
-            return Fit(self._judged(least.solution, least.solution, bound), least.plan, least)
-        return Fit(Solution((), inf, inf, 0.0, "infeasible"), None, least)
+        if least.plan is None or least.peak_bytes > self.limit:
+            return Fit(Solution((), inf, inf, 0.0, "infeasible"), None, least)
+        self._keep(least.plan, least.solution.choice, 0)
+        faster_plans(
+            model,
+            least,
+            self.relaxed.objective,
+            self.limit,
+            self.limits,
+            lambda choice: self._offer(model, choice, 0),
+        )
+        assert self.best is not None
+        best = self.best.solution
+        return replace(self.best, solution=self._judged(best, best, bound), least=least)
 
     def _judged(self, solution: Solution, last: Solution, bound: float) -> Solution:
         """Choices of the plain problem, with the bound that holds for all plans within the
