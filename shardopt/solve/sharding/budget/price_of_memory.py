@@ -2,9 +2,9 @@
 
 The search for the least peak weighs seconds for nothing but ties. Plans of least
 `seconds + price * weighted bytes` lie between it and the plan without a limit (generalized Lagrange
-multipliers, Everett 1963). The price is halved, on a logarithmic scale, between one under which a
-plan fits and one under which none does. Bytes are weighted over time as in the bound of the least
-peak, which is where they bind."""
+multipliers, Everett 1963). The price is bisected, on a logarithmic scale, between one under which a
+plan fits and one under which none is known to. Bytes are weighted over time as in the bound of the
+least peak, which is where they bind."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from shardopt.solve.sharding.budget.start import greedy_start
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 
 _PROBES = 6
-# Bytes that a second of the fastest plan may stand for, in peaks: here memory breaks ties only.
-_DEAREST_SECOND = 1e3
+# The whole time of the fastest plan counts as at most so many times the least peak: then memory
+# only breaks ties.
+_MOST_PEAKS = 1e3
 
 
 def faster_plans(
@@ -42,7 +43,7 @@ def faster_plans(
     each = SearchLimits(work=limits.budget // _PROBES)
     # Bytes a second, under which a plan fits and under which none is known to.
     fits = tie_share(problem, least.peak_bytes)
-    exceeds = max(_DEAREST_SECOND * least.peak_bytes / fastest_seconds, fits)
+    exceeds = max(_MOST_PEAKS * least.peak_bytes / fastest_seconds, fits)
     shardings = least.solution.choice
     for _ in range(_PROBES):
         share = sqrt(fits * exceeds)

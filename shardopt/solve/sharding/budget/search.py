@@ -90,7 +90,8 @@ def fit(
     another budget it saves rounds.
 
     The work of `limits` is for the problem without memory; the search within the limit may
-    take about as much work again, and so may the search for the least peak. A clock ends none."""
+    take about as much work again, and so may the search for the least peak and the one for faster
+    plans than its. A clock ends none."""
     # Without the limit first: most stages fit, and where one does not, the bound holds within it
     # too.
     if relaxed is None:
