@@ -178,6 +178,12 @@ class StepGraph:
     def in_body(self, op: int) -> bool:
         return self.loop[0] <= op < self.loop[1]
 
+    def is_sum_point(self, op: int) -> bool:
+        """Whether an operation only says where a sum of the loop is to be finished (`sum_point`):
+        nothing else reads what the loop returns."""
+        operands = self.graph.ops[op].operands
+        return self.graph.ops[op].name == MARKER and self.in_body(self.producers[operands[0]])
+
     @cached_property
     def units(self) -> tuple[range, ...]:
         """Operations of the body that run as a whole, in program order: single ones, and the

@@ -96,7 +96,8 @@ def _outside_loop(
     step: StepGraph, kind: Kind, ops: Sequence[int], first: int
 ) -> tuple[Fragment, Fragment]:
     """Operations around the loop that wait for nothing that other layers make there, and those that
-    do; `first` is the first operation of that part of the step."""
+    do; `first` is the first operation of that part of the step. Where a sum of the loop is to be
+    finished nothing is made: it is handed on as the loop leaves it."""
     members, waits = set(ops), set[int]()
     # In program order, so whoever a member waits for has been looked at before it.
     for op in ops:
@@ -104,7 +105,7 @@ def _outside_loop(
         if any(
             maker not in members or maker in waits
             for maker in makers
-            if maker >= first and not step.in_body(maker)
+            if maker >= first and not step.in_body(maker) and not step.is_sum_point(maker)
         ):
             waits.add(op)
     return (
