@@ -117,6 +117,28 @@ def test_a_slice_of_what_kernels_make_for_themselves_takes_no_memory() -> None:
     planned.check_numbers()
 
 
+def test_xla_adds_a_gradient_to_its_sum_where_it_is_made() -> None:
+    """A backward pass that writes all sums down last, over donated ones: what the account of
+    fragments takes for granted (`execution_order`)."""
+    layers, width = 8, 256
+
+    def backward(
+        weights: list[jax.Array], sums: list[jax.Array], kept: list[jax.Array], seed: jax.Array
+    ) -> list[jax.Array]:
+        gradients = []
+        for weight, value in zip(reversed(weights), reversed(kept), strict=True):
+            gradients.append(value.T @ seed)
+            seed = jnp.tanh(seed @ weight.T)
+        return [total + each for total, each in zip(reversed(sums), gradients, strict=True)][::-1]
+
+    square = [jax.ShapeDtypeStruct((width, width), jnp.float32)] * layers
+    rows = [jax.ShapeDtypeStruct((8, width), jnp.float32)] * layers
+    compiled = jax.jit(backward, donate_argnums=1).lower(square, square, rows, rows[0]).compile()
+    stats = compiled.memory_analysis()
+    assert stats.alias_size_in_bytes == layers * 4 * width**2
+    assert stats.temp_size_in_bytes < 2 * 4 * width**2
+
+
 def problem_of(model: Model, mesh: str) -> IntraOpProblem:
     with make_context() as context:
         module = load_module(model[0], context)

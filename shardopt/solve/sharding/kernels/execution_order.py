@@ -140,7 +140,7 @@ class _Scheduler:
             for kernel, members in self.members.items()
         }
         self.producers = [self.kernel[op] if op >= 0 else op for op in self.makers]
-        self.outputs = set(graph.without_markers.outputs)
+        self.outputs = set(graph.without_markers.outputs) | self._left_behind()
         # Outputs are held in the end whatever the order, and most take over the memory of a donated
         # argument.
         free = self.outputs | self.fused
@@ -161,6 +161,16 @@ class _Scheduler:
         for kernel, tensors in self.waits.items():
             for tensor in tensors:
                 self.waiters.setdefault(tensor, []).append(kernel)
+
+    def _left_behind(self) -> set[int]:
+        """Values that other fragments read: outputs of the program that their own fragment is."""
+        ops = self.graph.ops
+        return {
+            tensor
+            for op in ops
+            for tensor in op.operands
+            if (maker := self.makers[tensor]) >= 0 and ops[maker].group != op.group
+        }
 
     def kernels(self, ops: Sequence[int]) -> list[int]:
         """Those of a fragment, in the order of their first operations as far as each has what it

@@ -140,8 +140,8 @@ def test_stage_cost_and_plan_of_a_choice_hold_the_same() -> None:
     [
         (10240, [("none", "none"), ("none", "none")]),
         (8192, [("layer", "none"), ("none", "none")]),
-        (7424, [("layer", "optimizer"), ("none", "none")]),
-        (6656, [("layer", "optimizer"), ("none", "optimizer")]),
+        (6784, [("layer", "optimizer"), ("layer", "none")]),
+        (6016, [("layer", "optimizer"), ("none", "optimizer")]),
     ],
 )
 def test_no_plan_is_shorter_whatever_stages_recompute_and_offload(

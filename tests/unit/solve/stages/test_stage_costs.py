@@ -124,7 +124,7 @@ def test_every_candidate_of_some_cover_has_a_cost(
 
 @pytest.mark.parametrize(
     ("limit", "mode"),
-    [(9000, "none"), (8000, "selective:1"), (7000, "layer"), (6200, "selective"), (5900, "full")],
+    [(8000, "none"), (7000, "selective:1"), (6000, "layer"), (5400, "selective")],
 )
 def test_no_plan_is_shorter_whatever_stages_recompute(limit: int, mode: str) -> None:
     """Cuts, and what each of two stages recomputes, also in its first layers alone: all plans at
@@ -286,9 +286,12 @@ def test_bounds_never_exceed_costs(depth: int, overlap: str) -> None:
 
 
 @OVERLAP
-@pytest.mark.parametrize(("start", "end"), [(0, 2), (0, 3), (1, 3)])
-def test_bounds_within_memory_never_exceed_what_fits(start: int, end: int, overlap: str) -> None:
-    """Shardings from the shortest to lean ones, each within what it holds itself."""
+@pytest.mark.parametrize(("start", "end", "raises"), [(0, 2, True), (0, 3, True), (1, 3, False)])
+def test_bounds_within_memory_never_exceed_what_fits(
+    start: int, end: int, raises: bool, overlap: str
+) -> None:
+    """Shardings from the shortest to lean ones, each within what it holds itself. The last layers
+    of three hold no more than their weights and sums."""
     step, where = chain(3), cluster(overlap=overlap)
     costs, part, raised = CostCache(where), cut_part(step, start, end), 0
     facts = PartFacts(part)
@@ -309,7 +312,7 @@ def test_bounds_within_memory_never_exceed_what_fits(start: int, end: int, overl
                 within = sum(costs.bound(layer, mesh, price) for layer in layers) - price * limit
                 assert within <= sum(sharding.fragment_seconds) * (1 + 1e-9)
                 raised += within > plain * 1.001
-    assert raised
+    assert bool(raised) == raises
 
 
 @OVERLAP

@@ -79,6 +79,39 @@ def test_what_reads_a_loop_runs_behind_it_whichever_of_its_results_is_fused() ->
     assert _Scheduler(graph, fusion).listed([0, 1, 2]) == [0, 1, 2]
 
 
+def test_a_gradient_is_added_to_its_sum_before_the_next_is_made() -> None:
+    """A backward pass that writes its sums down last, over what came in, and the update behind it:
+    programs of their own. Each gradient dies where it is made, as in what XLA makes of it with the
+    sums donated: temporaries of one gradient, however many there are."""
+    layers = 4
+    seed, sums = 0, range(1, 1 + layers)
+    made = [1 + layers + 2 * k for k in range(layers)]  # gradients; what is passed on follows each
+    ops, passed = [], seed
+    for gradient in made:
+        ops += [Op("dot_general", (passed,), (gradient,), None)]
+        ops += [Op("dot_general", (passed,), (gradient + 1,), None)]
+        passed = gradient + 1
+    first = made[-1] + 2
+    for k, gradient in enumerate(made):
+        ops.append(Op("add", (sums[k], gradient), (first + k,), None))
+    for k in range(layers):
+        ops.append(Op("sort", (first + k,), (first + layers + k,), None, group=1))
+    updated = tuple(range(first + layers, first + 2 * layers))
+    large, small = Tensor((64,), "f32", 4), Tensor((8,), "f32", 4)
+    kept = {seed, *(gradient + 1 for gradient in made)}
+    tensors = tuple(small if t in kept else large for t in range(updated[-1] + 1))
+    graph = OpGraph(tensors, tuple(ops), (seed, *sums), updated)
+    fusion = fuse(graph, frozenset())
+    order = execution_order(graph, frozenset(), fusion).order
+    for k in range(layers):
+        behind = [op for op in order[order.index(2 * k) :] if ops[op].name == "dot_general"]
+        assert all(order.index(2 * layers + k) < order.index(op) for op in behind if op > 2 * k + 1)
+    scheduler = _Scheduler(graph, fusion)
+    inside = [op for op in order if ops[op].group == 0]
+    assert scheduler.peak(inside) < 2 * large.size_bytes
+    assert scheduler.peak(range(3 * layers)) > layers * large.size_bytes
+
+
 def test_a_sum_that_many_kernels_read_is_written() -> None:
     """Two vectors for each reader, or two once, one written and one for each."""
 
