@@ -118,6 +118,37 @@ def simplified(op: ir.Operation) -> ir.Value | None:
     return None
 
 
+def product_of_sources(op: ir.Operation) -> ir.Value | None:
+    """The matrix product `op` of what its transposed operands are made of, or None where it has no
+    such operand. Compilers read weights as they lie, too. A product with batch dimensions stays:
+    where these do not come first, kernels copy."""
+    names = "stablehlo.dot_general", "dot_dimension_numbers"
+    dims = stablehlo.DotDimensionNumbers(op.attributes[names[1]])
+    if tuple(dims.lhs_batching_dimensions):
+        return None
+    operands = list(op.operands)
+    contracting = [
+        tuple(dims.lhs_contracting_dimensions),
+        tuple(dims.rhs_contracting_dimensions),
+    ]
+    for side, operand in enumerate(operands):
+        producer = _producer(operand)
+        if producer is None or producer.name != "stablehlo.transpose":
+            continue
+        permutation = dimensions(producer, "permutation")
+        free = [d for i, d in enumerate(permutation) if i not in contracting[side]]
+        # The result has the free dimensions in the order of the operand's.
+        if free == sorted(free):
+            operands[side] = producer.operands[0]
+            contracting[side] = tuple(permutation[d] for d in contracting[side])
+    if operands == list(op.operands):
+        return None
+    attributes = {name: op.attributes[name] for name in op.attributes}
+    attributes[names[1]] = stablehlo.DotDimensionNumbers.get([], [], *map(list, contracting))
+    types = [result.type for result in op.results]
+    return ir.Operation.create(names[0], types, operands, attributes).results[0]
+
+
 def dimensions(op: ir.Operation, attribute: str) -> tuple[int, ...]:
     """An array attribute such as `permutation` as integers."""
     return tuple(ir.DenseI64ArrayAttr(op.attributes[attribute]))

@@ -7,6 +7,8 @@ Needs: nothing; does more after canonicalize and cse. Holds afterwards:
   size, which costs extra collectives or fails to compile;
 * no reshape or transpose that undoes another, no slice of a concatenate or a padding that one
   operand answers alone;
+* no matrix product without batch dimensions reads a transpose that only says which of its
+  dimensions are contracted: a transposed weight, which no fragment of a pipeline has to keep then;
 * no collective among groups of one device, which is what programs traced for a single device
   contain.
 
@@ -25,8 +27,10 @@ from dataclasses import dataclass
 from jaxlib.mlir import ir
 
 from shardopt.ir.rewriting import has_user_attribute, operations, replace_op
-from shardopt.ir.shapes import simplified
+from shardopt.ir.shapes import product_of_sources, simplified
 from shardopt.passes.base import Pass, PassContext
+
+_PRODUCT = "stablehlo.dot_general"
 
 _SHAPE_OPS = (
     "stablehlo.broadcast_in_dim",
@@ -62,7 +66,7 @@ def _normal_form(op: ir.Operation) -> list[ir.Value] | None:
         return list(op.operands) if same and _is_lonely(op) else None
     if not ir.RankedTensorType(op.operands[0].type).has_static_shape:
         return None
-    value = simplified(op)
+    value = product_of_sources(op) if op.name == _PRODUCT else simplified(op)
     return None if value is None else [value]
 
 
@@ -70,15 +74,15 @@ def _normal_form(op: ir.Operation) -> list[ir.Value] | None:
 class Normalize(Pass):
     name = "shardopt-normalize"
     summary = (
-        "fold reshapes and broadcasts, and drop stretched unit dimensions and "
-        "one-device collectives"
+        "fold reshapes, broadcasts and transposed weights, and drop stretched unit dimensions "
+        "and one-device collectives"
     )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         rewritten = 0
         # Producers come first, so their normal form is there when a consumer looks at them: one
         # sweep is enough.
-        for op in operations(module.operation, (*_SHAPE_OPS, *_COLLECTIVES)):
+        for op in operations(module.operation, (*_SHAPE_OPS, _PRODUCT, *_COLLECTIVES)):
             with ir.InsertionPoint(op), op.location:
                 values = _normal_form(op)
             if values is not None:

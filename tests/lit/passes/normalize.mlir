@@ -100,3 +100,28 @@ func.func @user_sharding(%x: tensor<4x8xf32>) -> tensor<4x8xf32> {
   %1 = stablehlo.reshape %0 : (tensor<32xf32>) -> tensor<4x8xf32>
   return %1 : tensor<4x8xf32>
 }
+
+// A weight that is stored transposed is contracted along its other dimension. Products with batch
+// dimensions, dimensions that would change places, and transposes with a user's sharding stay.
+// CHECK-LABEL: func.func @products_of_transposes
+func.func @products_of_transposes(%x: tensor<2x4x8xf32>, %w: tensor<16x8xf32>, %v: tensor<8x2x4xf32>, %b: tensor<4x2x8xf32>)
+    -> (tensor<2x4x16xf32>, tensor<16x2x4xf32>, tensor<2x4x2x4xf32>, tensor<2x4x4xf32>, tensor<2x4x16xf32>) {
+  // CHECK-NEXT: %[[ONE:.*]] = stablehlo.dot_general %arg0, %arg1, contracting_dims = [2] x [1], precision = [HIGH, DEFAULT]
+  // CHECK-SAME: (tensor<2x4x8xf32>, tensor<16x8xf32>) -> tensor<2x4x16xf32>
+  %0 = stablehlo.transpose %w, dims = [1, 0] : (tensor<16x8xf32>) -> tensor<8x16xf32>
+  %1 = stablehlo.dot_general %x, %0, contracting_dims = [2] x [0], precision = [HIGH, DEFAULT] : (tensor<2x4x8xf32>, tensor<8x16xf32>) -> tensor<2x4x16xf32>
+  // CHECK-NEXT: %[[TWO:.*]] = stablehlo.dot_general %arg1, %arg2, contracting_dims = [1] x [0]
+  %2 = stablehlo.transpose %v, dims = [1, 2, 0] : (tensor<8x2x4xf32>) -> tensor<2x4x8xf32>
+  %3 = stablehlo.dot_general %0, %2, contracting_dims = [0] x [2] : (tensor<8x16xf32>, tensor<2x4x8xf32>) -> tensor<16x2x4xf32>
+  // CHECK-NEXT: %[[SWAPPED:.*]] = stablehlo.transpose %arg3, dims = [1, 0, 2]
+  %4 = stablehlo.transpose %b, dims = [1, 0, 2] : (tensor<4x2x8xf32>) -> tensor<2x4x8xf32>
+  // CHECK-NEXT: stablehlo.dot_general %[[SWAPPED]], %arg2, contracting_dims = [2] x [0]
+  %5 = stablehlo.dot_general %4, %v, contracting_dims = [2] x [0] : (tensor<2x4x8xf32>, tensor<8x2x4xf32>) -> tensor<2x4x2x4xf32>
+  // CHECK-NEXT: stablehlo.dot_general %[[SWAPPED]], %arg0, batching_dims = [0] x [0], contracting_dims = [2] x [2]
+  %6 = stablehlo.dot_general %4, %x, batching_dims = [0] x [0], contracting_dims = [2] x [2] : (tensor<2x4x8xf32>, tensor<2x4x8xf32>) -> tensor<2x4x4xf32>
+  // CHECK-NEXT: %[[STATED:.*]] = stablehlo.transpose %arg1, dims = [1, 0] {mhlo.sharding = "{replicated}"}
+  // CHECK-NEXT: stablehlo.dot_general %arg0, %[[STATED]], contracting_dims = [2] x [0]
+  %7 = stablehlo.transpose %w, dims = [1, 0] {mhlo.sharding = "{replicated}"} : (tensor<16x8xf32>) -> tensor<8x16xf32>
+  %8 = stablehlo.dot_general %x, %7, contracting_dims = [2] x [0] : (tensor<2x4x8xf32>, tensor<8x16xf32>) -> tensor<2x4x16xf32>
+  return %1, %3, %5, %6, %8 : tensor<2x4x16xf32>, tensor<16x2x4xf32>, tensor<2x4x2x4xf32>, tensor<2x4x4xf32>, tensor<2x4x16xf32>
+}
