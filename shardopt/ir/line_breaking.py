@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|<=|>=|==|[\[\](){}<>,]')
 _OPENING, _CLOSING = "[{(<", "]})>"
@@ -21,14 +22,16 @@ _INDENT = "  "
 
 def broken(text: str, width: int) -> str:
     """The text with no line longer than `width` that has a comma to break it at."""
-    lines: list[str] = []
-    for line in text.split("\n"):
-        if len(line) <= width:
-            lines.append(line)
-        else:
-            indent = line[: len(line) - len(line.lstrip())]
-            lines += _broken_line(line.lstrip(), indent, width)
-    return "\n".join(lines)
+    return "\n".join(
+        line if len(line) <= width else _lines(line, width) for line in text.split("\n")
+    )
+
+
+# Equal blocks have equal lines, and most lines of a phase stand in the text of the next.
+@lru_cache(maxsize=8192)
+def _lines(line: str, width: int) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    return "\n".join(_broken_line(line.lstrip(), indent, width))
 
 
 @dataclass
