@@ -144,7 +144,8 @@ def product_of_sources(op: ir.Operation) -> ir.Value | None:
     if operands == list(op.operands):
         return None
     attributes = {name: op.attributes[name] for name in op.attributes}
-    attributes[names[1]] = stablehlo.DotDimensionNumbers.get([], [], *map(list, contracting))
+    of_left, of_right = map(list, contracting)
+    attributes[names[1]] = stablehlo.DotDimensionNumbers.get([], [], of_left, of_right)
     types = [result.type for result in op.results]
     return ir.Operation.create(names[0], types, operands, attributes).results[0]
 
