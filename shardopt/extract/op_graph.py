@@ -22,7 +22,7 @@ from shardopt.dialect.annotation import is_marker
 from shardopt.dialect.manual import MANUAL
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
 from shardopt.extract.element_bits import element_bits
-from shardopt.extract.manual_regions import read_island
+from shardopt.extract.manual_regions import collective_rule, read_island
 from shardopt.extract.op_work import read_work, work_of
 from shardopt.extract.windows import read_windows
 from shardopt.graph.op_flops import Work
@@ -40,6 +40,8 @@ _COMBINERS = {
 }
 _COMBINING_REGIONS = frozenset(
     {
+        "stablehlo.all_reduce",
+        "stablehlo.reduce_scatter",
         "stablehlo.reduce",
         "stablehlo.scatter",
         "stablehlo.reduce_window",
@@ -52,6 +54,9 @@ CHEAP_TO_CLONE = frozenset({"stablehlo.constant", "stablehlo.iota"})
 _SAID_BY = {"stablehlo.dot_general": "dot_dimension_numbers"}
 _BY_THEMSELVES = frozenset(
     {
+        "stablehlo.all_gather",
+        "stablehlo.all_to_all",
+        "stablehlo.collective_permute",
         "stablehlo.constant",
         "stablehlo.convolution",
         "stablehlo.custom_call",
@@ -120,7 +125,7 @@ def read_rule(op: ir.Operation) -> FactorRule | None:
         return _with_shifts(op, rule) if op.name == "stablehlo.pad" else rule
     if op.name in CHEAP_TO_CLONE:
         return _free_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
-    return None
+    return collective_rule(op)
 
 
 def _custom_call_rule(op: ir.Operation) -> FactorRule | None:

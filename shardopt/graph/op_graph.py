@@ -67,7 +67,8 @@ Dims = tuple[tuple[str, ...], ...]
 @dataclass(frozen=True)
 class Island:
     """A region that is written for one device of a mesh with these axes (name, size): its operands
-    and results lie in one way only, by the axes that split each dimension.
+    and results lie in one way only, by the axes that split each dimension. Inside of one, a
+    collective.
 
     `steps` are its collectives: (kind, axes, bytes, executions)."""
 
@@ -259,16 +260,19 @@ class OpGraph:
 
 @dataclass(frozen=True)
 class Region:
-    """A region of a loop or branch, as a graph with tensors of its own that returns its outputs.
+    """A region of a loop, branch or island, as a graph with tensors of its own that returns its
+    outputs.
 
     Tensors 0, 1, … are the `arguments` of its block; behind them stand the values that the
     operation captures, in the order in which they follow its `direct` operands. `splats` are
-    constants whose elements are all equal."""
+    constants whose elements are all equal; `numbers`, in an island, are made of the number of the
+    device, each with the axes along which it differs."""
 
     graph: OpGraph
     arguments: int
     direct: int
     splats: Mapping[int, Splat] = field(default_factory=dict, compare=False)
+    numbers: Mapping[int, frozenset[str]] = field(default_factory=dict, compare=False)
 
     def operand(self, tensor: int) -> int:
         """Which operand of the operation a tensor that comes from outside is: of a loop, an

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from jaxlib.mlir import ir
 
 from shardopt.dialect.batch import with_step_loop, write_batch, write_no_batch
+from shardopt.dialect.manual import MANUAL, read_region
 from shardopt.extract.batch_arguments import (
     BatchArgument,
     argument_name,
@@ -21,9 +23,11 @@ from shardopt.extract.batch_arguments import (
 )
 from shardopt.extract.chosen_plan import main_of
 from shardopt.extract.control_flow import RegionReader
-from shardopt.extract.op_graph import sharding_rules
+from shardopt.extract.op_graph import identity_rule, sharding_rules
 from shardopt.extract.step_state import argument_trees, replaced_arguments
+from shardopt.graph.op_graph import Op
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
+from shardopt.ir.rewriting import terminator
 from shardopt.solve.microbatches.batch_search import BatchSearch, Family, StepInputs, search_batch
 
 # At most this many arguments are listed in an error.
@@ -76,14 +80,14 @@ def choose_batch(module: ir.Module, texts: Sequence[str], count: int) -> FoundBa
 
 def find_batch(module: ir.Module) -> FoundBatch:
     """Raises UndecidedBatch, which lists the candidates with what speaks against each."""
-    main, reader = main_of(module), RegionReader()
+    main, reader = main_of(module), _RowReader()
     block = main.regions[0].blocks[0]
     arguments = tuple(map(reader.tensor, block.arguments))
-    *ops, terminator = (op.operation for op in block.operations)
+    *ops, end = (op.operation for op in block.operations)
     # Rows are followed through factors, which the sharding rules name.
     with sharding_rules(module):
         reader.add_ops(ops)
-    graph = reader.graph(map(reader.tensor, terminator.operands))
+    graph = reader.graph(map(reader.tensor, end.operands))
     tensors = tuple(graph.tensors[argument] for argument in arguments)
     trees, replaced = argument_trees(main), replaced_arguments(main)
     keys = frozenset(k for k, tensor in enumerate(tensors) if is_key(tensor))
@@ -96,6 +100,31 @@ def find_batch(module: ir.Module) -> FoundBatch:
         tuple(each for each in batch if each.index not in replaced),
         tuple(each for each in batch if each.index in replaced),
     )
+
+
+class _RowReader(RegionReader):
+    """Reads the code of manual regions instead of the regions, with the rows of one device."""
+
+    def add_op(self, op: ir.Operation, group: int, repeat: int) -> None:
+        if op.name != MANUAL:
+            super().add_op(op, group, repeat)
+            return
+        block = op.regions[0].blocks[0]
+        for operand, argument in zip(op.operands, block.arguments, strict=True):
+            self._hand_on(op, operand, argument, argument)
+        devices = prod(size for _, size in read_region(op).axes)
+        self._add_block(block, group, repeat * devices)
+        for value, result in zip(terminator(block).operands, op.results, strict=True):
+            self._hand_on(op, value, result, value)
+
+    def _hand_on(
+        self, op: ir.Operation, source: ir.Value, target: ir.Value, tile: ir.Value
+    ) -> None:
+        """Between a value and the `tile` of it that a device has."""
+        before, after = self.tensor(source), self.tensor(target)
+        rule = identity_rule(self.tensors[self.tensor(tile)].shape)
+        self.handles.append(op)
+        self.ops.append(Op("tile", (before,), (after,), rule))
 
 
 def mark_batch(main: ir.Operation, batch: FoundBatch) -> None:

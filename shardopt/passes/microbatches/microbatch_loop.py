@@ -13,6 +13,8 @@ from itertools import groupby
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
+from shardopt.dialect.manual import MANUAL
+from shardopt.extract.manual_regions import device_numbers
 from shardopt.extract.op_graph import GraphReader, free_values, identity_rule
 from shardopt.graph.microbatching import (
     Accumulator,
@@ -39,8 +41,8 @@ from shardopt.passes.microbatches.loop_frame import write_for, write_function
 @dataclass
 class StepReader(GraphReader):
     """A graph in which an `optimization_barrier` of k values is k ops, so that each may run in its
-    own place, and in which loops and branches have their regions; `inside` are the readers of
-    those, by the number of the op."""
+    own place, and in which loops, branches and manual regions have their regions; `inside` are the
+    readers of those, by the number of the op."""
 
     inside: dict[int, tuple[StepReader, ...]] = field(default_factory=dict)
 
@@ -48,7 +50,7 @@ class StepReader(GraphReader):
         for op in ops:
             if op.name != BARRIER:
                 super().add_ops([op], group=group, repeat=repeat)
-                if op.name in CONTROL_FLOW:
+                if op.name in (*CONTROL_FLOW, MANUAL):
                     self._add_regions(op)
                 continue
             for operand, result in zip(op.operands, op.results, strict=True):
@@ -68,7 +70,16 @@ class StepReader(GraphReader):
             reader.add_ops(body)
             graph = reader.graph(map(reader.tensor, end.operands))
             readers.append(reader)
-            regions.append(Region(graph, len(block.arguments), len(op.operands), reader.splats()))
+            numbers = device_numbers(op) if op.name == MANUAL else {}
+            regions.append(
+                Region(
+                    graph,
+                    len(block.arguments),
+                    len(op.operands),
+                    reader.splats(),
+                    {reader.tensor(value): axes for value, axes in numbers.items()},
+                )
+            )
         self.inside[number] = tuple(readers)
         self.ops[number] = replace(self.ops[number], regions=tuple(regions))
 

@@ -3,7 +3,7 @@
 Needs: one `@main` of StableHLO (import phase). Holds afterwards: `@main` calls `@microbatch` in a
 rolled `mpmd.for`; what a contraction over the batch sums is accumulated by the loop, and its users
 stand behind it; what the epilogue or a result reads of a batched value is collected block by block.
-Loops and branches that carry the batch have the rows of a microbatch inside.
+Loops, branches and manual regions that carry the batch have the rows of a microbatch inside.
 
     func @main(%w, %x: 8x4) {            func @main(%w, %x: 8x4) {
       %h = dot %x, %w                      %b = reshape %x : 2x4x4
@@ -15,7 +15,8 @@ Loops and branches that carry the batch have the rows of a microbatch inside.
 1. Find the batch arguments: named by the user, or from where rows go
    (`shardopt.passes.microbatches.find_batch`), and mark them (`shardopt.batch`).
 2. Propagate the batch through the sharding rules (`shardopt.solve.microbatches.time_axis`), and
-   through loops and branches (`shardopt.solve.microbatches.region_axis`).
+   through loops and branches (`shardopt.solve.microbatches.region_axis`) and code for one device
+   (`shardopt.solve.microbatches.island_axis`).
 3. Place the ops on demand (`shardopt.solve.microbatches.time_plan`).
 4. Write the loop (`shardopt.passes.microbatches.microbatch_loop`).
 
@@ -37,7 +38,6 @@ from dataclasses import dataclass, replace
 from jaxlib.mlir import ir
 
 from shardopt.dialect.batch import with_step_loop, write_batch
-from shardopt.dialect.manual import MANUAL
 from shardopt.extract.accumulation import PRODUCTS, NoAccumulation, find_accumulation
 from shardopt.extract.batch_arguments import BatchArgument, parse_batch_arguments
 from shardopt.extract.op_graph import sharding_rules
@@ -143,16 +143,6 @@ def _explain(
     )
 
 
-def _refuse_regions(main: ir.Operation, pm: PassContext) -> None:
-    """Code for one device has the shapes of one mesh: microbatches and stages have others."""
-    for op in operations(main, (MANUAL,)):
-        raise pm.error(
-            op,
-            f"expected no code for one device of a mesh in a step with microbatches and stages, "
-            f"found '{MANUAL}' (`shardopt shard` and `shardopt.shardings` plan it on one mesh)",
-        )
-
-
 @dataclass(frozen=True)
 class SplitMicrobatches(Pass):
     name = "shardopt-split-microbatches"
@@ -175,7 +165,6 @@ class SplitMicrobatches(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         main = _find_main(module, pm)
-        _refuse_regions(main, pm)
         if self._adopt(module, main, pm):
             return
         batch = self._batch_of(module, main, pm)

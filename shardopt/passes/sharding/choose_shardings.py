@@ -71,18 +71,12 @@ from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
 
 
-def _check_regions(main: ir.Operation, mesh: Mesh | None, pm: PassContext) -> None:
+def _check_regions(root: ir.Operation, mesh: Mesh, pm: PassContext) -> None:
     """Manual regions lie on the mesh that they were written for, and on no other."""
-    for op in operations(main, (MANUAL,)):
+    for op in operations(root, (MANUAL,)):
         region = read_region(op)
-        listed = ", ".join(f"{name}={size}" for name, size in region.axes)
-        if mesh is None:
-            raise pm.error(
-                op,
-                f"expected no code for one device of a mesh ({listed}) in a module with stages, "
-                f"found '{MANUAL}'",
-            )
         if region.on(mesh) is None:
+            listed = ", ".join(f"{name}={size}" for name, size in region.axes)
             raise pm.error(
                 op,
                 f"expected a mesh with the axes that '{MANUAL}' is written for ({listed}), found "
@@ -183,7 +177,8 @@ class ChooseShardings(Pass):
             raise UserError(
                 "expected a module without stages for a frontier, found one with stages"
             )
-        _check_regions(main, mesh, pm)
+        if mesh is not None:
+            _check_regions(main, mesh, pm)
         # Before the graphs are read, as demands put markers into the module.
         # Between fragments tiles are even, and where no partitioner pads them.
         padded = mesh is not None and self.sharding_format != "collectives"
@@ -191,6 +186,9 @@ class ChooseShardings(Pass):
             module, main, mesh, self.constraints, self.annotations, pm, padded=padded
         )
         graphs = self._extract(module, main, mesh, pm)
+        for graph in graphs:
+            for fragment in graph.fragments:
+                _check_regions(fragment, graph.mesh, pm)
         solved = self.planner(self, cluster, demands, pm).plans(graphs)
         if mesh is None:
             pairs = zip(graphs, solved, strict=True)

@@ -35,7 +35,7 @@ from shardopt.hardware.cluster_file import with_overlap
 from shardopt.hardware.memory_limit import check_budget, check_memory_options
 from shardopt.hardware.profile_file import with_profile
 from shardopt.options.names import IntraOp, OffloadChoice, OverlapChoice, StagePlanner
-from shardopt.passes.base import Pass, PassContext, option, plan_option
+from shardopt.passes.base import Pass, PassContext, PassFailure, option, plan_option
 from shardopt.passes.stages.choosing import StageChooser
 from shardopt.passes.stages.placing import (
     ChosenStages,
@@ -114,6 +114,8 @@ class ChooseStages(Pass):
                 self.offload,
             )
             check_host_links(placement.stages, placement.topology, cluster)
+        except PassFailure:
+            raise
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
         # Later phases plan for the same devices without being told again.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.manual import MANUAL, read_region
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import PlannedPrediction
 from shardopt.dialect.program import StepProgram
@@ -15,6 +16,7 @@ from shardopt.graph.recomputed_units import MODES, searched_modes
 from shardopt.graph.streamed_state import MODES as OFFLOAD_MODES
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.memory_limit import host_memory_limit, memory_limit
+from shardopt.ir.rewriting import operations
 from shardopt.passes.base import PassContext
 from shardopt.passes.stages.open_configs import open_configs, with_offload, with_recomputation
 from shardopt.passes.stages.placing import ChosenStages, usual_for
@@ -85,7 +87,7 @@ class StageChooser:
             ),
         )
         problem = self._extract(program, planner, request, kind)
-        search = self._solve(problem, planner, request, kind)
+        search = self._solve(program, problem, planner, request, kind)
         best = search.best
         steps = ", ".join(
             f"{each.schedule} {each.step_seconds:.3g} s" for each in search.best_by_schedule
@@ -172,8 +174,25 @@ class StageChooser:
         named = {stage.offload for stage in self.file_stages if stage.offload is not None}
         return tuple(each for each in OFFLOAD_MODES if each == mode or each in named)
 
+    def _with_regions(
+        self, message: str, problem: CandidateProblem, program: StepProgram
+    ) -> UserError:
+        """The error where there is no plan, at a manual region if one may be the reason."""
+        for op in operations(program.module.operation, (MANUAL,)):
+            region = read_region(op)
+            meshes = map(problem.mesh, problem.configs)
+            if not all(region.on(mesh) is not None for mesh in meshes):
+                listed = ", ".join(f"{name}={size}" for name, size in region.axes)
+                return self.pm.error(
+                    op,
+                    f"{message}; a stage with this code for one device of a mesh ({listed}) needs "
+                    "such a mesh",
+                )
+        return UserError(message)
+
     def _solve(
         self,
+        program: StepProgram,
         problem: CandidateProblem,
         planner: BaselinePlanner,
         request: PlannerInput,
@@ -190,7 +209,8 @@ class StageChooser:
                 stage_costs, schedules, transfers, planner, request, faster_than=beat
             )
         except UserError as error:
-            raise UserError("; ".join((str(error), *stage_costs.refusals))) from error
+            message = "; ".join((str(error), *stage_costs.refusals))
+            raise self._with_regions(message, problem, program) from error
         finally:
             counts = stage_costs.counts
             self.pm.statistic("stage candidates", stage_costs.num_candidates)

@@ -18,6 +18,7 @@ from shardopt.solve.microbatches.axis import IDEMPOTENT, Batch, State
 
 # Ops that copy elements, unless they repeat some.
 _LAYOUT = frozenset({"reshape", "transpose", "optimization_barrier", "broadcast_in_dim"})
+_COMMUTING = IDEMPOTENT | {"add"}
 _FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
 
 
@@ -73,6 +74,8 @@ class Accumulation:
         reducers = {state.reducer for state in terms.values()}
         if op.name in IDEMPOTENT:
             return reducers == {op.name}
+        if op.island is not None:  # a collective: of each value by itself
+            return len(reducers) == 1 and reducers <= _COMMUTING and op.reducer in (None, *reducers)
         # Where a microbatch stands for the batch, rows of what is broadcast are made of estimates.
         is_estimate = self.batch.per_microbatch and op.name == "broadcast_in_dim"
         if reducers != {"add"} or is_estimate:

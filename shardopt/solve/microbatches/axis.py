@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from shardopt.graph.microbatching import Cut, Splat, Split
-from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.graph.op_graph import Dims, Op, OpGraph
 from shardopt.support.errors import UserError
 
 # What the sum and its like begin with: other start values would be counted once per microbatch.
@@ -26,6 +26,8 @@ NEUTRAL = {"add": 0, "multiply": 1, "xor": 0}
 IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
 # Of these, what one microbatch has tells nothing of the whole batch.
 WITHOUT_ESTIMATE = frozenset({"multiply", "xor"})
+# What nothing but an island can do.
+READS_TILES = "reads rows of the batch as single devices have them"
 
 
 class AxisKind(Enum):
@@ -36,11 +38,26 @@ class AxisKind(Enum):
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """Rows as an island on the mesh `axes` (name, size) hands them to another one: the tiles of all
+    devices side by side, as `dims` split them. Axes `rows` tell rows apart, others copies of
+    them."""
+
+    axes: tuple[tuple[str, int], ...]
+    dims: Dims
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class State:
+    """`tiles`: where the blocks of microbatches are not in the order of the batch, and only islands
+    can read them."""
+
     kind: AxisKind
     split: Split | None = None
     reducer: str = ""
     light: bool = True
+    tiles: Tiles | None = None
 
 
 class Mixing(Enum):

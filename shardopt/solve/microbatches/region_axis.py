@@ -40,9 +40,9 @@ _CONST = State(AxisKind.CONST, light=False)
 
 
 @dataclass(frozen=True)
-class _Carrier:
-    """A loop or branch, op number `index` of its graph; `states` and `splats` of its operands by
-    position."""
+class Carrier:
+    """A loop, branch or island, op number `index` of its graph; `states` and `splats` of its
+    operands by position."""
 
     index: int
     op: Op
@@ -85,17 +85,32 @@ class _Carrier:
         error.enter(self.index, number)
         raise error
 
+    def yielded(self, number: int, axis: TimeAxis, result: int) -> State:
+        """The state of what a region yields."""
+        tensor = axis.graph.outputs[result]
+        state = axis.states[tensor]
+        if state.kind is AxisKind.WHOLE:
+            place = "a loop or branch" if self.op.island is None else "code for one device"
+            self.refuse_inside(
+                number,
+                axis,
+                tensor,
+                f"makes, inside of {place}, what depends on a "
+                "value reduced over the whole batch and is no sum over it",
+            )
+        return state
+
 
 def flow_regions(
     index: int, op: Op, states: Sequence[State], splats: Mapping[int, Splat], walk: Walk
 ) -> RegionAxis:
     """`states` are those of the operands, captured values included. Raises CouplingError."""
     by_position = {k: splats[t] for k, t in enumerate(op.operands) if t in splats}
-    carrier = _Carrier(index, op, states, by_position, walk)
+    carrier = Carrier(index, op, states, by_position, walk)
     return _flow_loop(carrier) if op.name == "while" else _flow_branches(carrier)
 
 
-def _flow_branches(carrier: _Carrier) -> RegionAxis:
+def _flow_branches(carrier: Carrier) -> RegionAxis:
     op = carrier.op
     axes = tuple(
         carrier.enter(number, carrier.states, carrier.splats) for number in range(len(op.regions))
@@ -104,7 +119,7 @@ def _flow_branches(carrier: _Carrier) -> RegionAxis:
     for result in range(len(op.results)):
         joined: State | None = None
         for number, axis in enumerate(axes):
-            state = _yielded(carrier, number, axis, result)
+            state = carrier.yielded(number, axis, result)
             joined = state if joined is None else _join(carrier, joined, state)
         assert joined is not None
         if joined.kind is AxisKind.PARTIAL:
@@ -114,7 +129,7 @@ def _flow_branches(carrier: _Carrier) -> RegionAxis:
     return RegionAxis(tuple(carrier.states), tuple(results), axes)
 
 
-def _flow_loop(carrier: _Carrier) -> RegionAxis:
+def _flow_loop(carrier: Carrier) -> RegionAxis:
     op, (_, body) = carrier.op, carrier.op.regions
     count = len(op.results)
     states = list(carrier.states)
@@ -128,7 +143,7 @@ def _flow_loop(carrier: _Carrier) -> RegionAxis:
         axis = carrier.enter(1, states, {**fixed, **summed})
         joined = list(states)
         for k in range(count):
-            joined[k] = _join(carrier, states[k], _yielded(carrier, 1, axis, k))
+            joined[k] = _join(carrier, states[k], carrier.yielded(1, axis, k))
             if joined[k].kind is AxisKind.PARTIAL:
                 _check_start(carrier, k, joined[k])
                 _check_neutral(carrier, 1, axis, k, joined[k])
@@ -148,21 +163,7 @@ def _extents(states: Sequence[State]) -> list[tuple[State, int]]:
     return [(state, state.split.extent if state.split else 0) for state in states]
 
 
-def _yielded(carrier: _Carrier, number: int, axis: TimeAxis, result: int) -> State:
-    tensor = axis.graph.outputs[result]
-    state = axis.states[tensor]
-    if state.kind is AxisKind.WHOLE:
-        carrier.refuse_inside(
-            number,
-            axis,
-            tensor,
-            "makes, inside of a loop or branch, what depends on a value reduced over the whole "
-            "batch and is no sum over it",
-        )
-    return state
-
-
-def _join(carrier: _Carrier, first: State, second: State) -> State:
+def _join(carrier: Carrier, first: State, second: State) -> State:
     kinds = {first.kind, second.kind}
     if AxisKind.CONST in kinds:
         return second if first.kind is AxisKind.CONST else first
@@ -185,7 +186,7 @@ def _join(carrier: _Carrier, first: State, second: State) -> State:
     return replace(first, split=replace(first.split, extent=extent))
 
 
-def _check_start(carrier: _Carrier, position: int, state: State) -> None:
+def _check_start(carrier: Carrier, position: int, state: State) -> None:
     if carrier.states[position].kind is AxisKind.CONST and not _is_neutral(
         carrier.splats.get(position), state
     ):
@@ -195,7 +196,7 @@ def _check_start(carrier: _Carrier, position: int, state: State) -> None:
 
 
 def _check_neutral(
-    carrier: _Carrier, number: int, axis: TimeAxis, result: int, state: State
+    carrier: Carrier, number: int, axis: TimeAxis, result: int, state: State
 ) -> None:
     """What a region yields instead of a term counts once for each microbatch."""
     tensor = axis.graph.outputs[result]
@@ -216,7 +217,7 @@ def _is_neutral(splat: Splat | None, state: State) -> bool:
     )
 
 
-def _check_condition(carrier: _Carrier, axis: TimeAxis) -> None:
+def _check_condition(carrier: Carrier, axis: TimeAxis) -> None:
     tensor = axis.graph.outputs[0]
     state = axis.states[tensor]
     is_estimated = (

@@ -4,7 +4,8 @@ it is summed.
 A batch cut into B microbatches is a virtual mesh axis of size B: microbatch i owns block i of every
 dimension that carries the batch. `analyse` walks the ops once in program order, with their sharding
 rules, and gives each tensor one of the four kinds of `shardopt.solve.microbatches.axis`. Loops and
-branches that carry the batch are walked inside (`shardopt.solve.microbatches.region_axis`).
+branches that carry the batch are walked inside (`shardopt.solve.microbatches.region_axis`), and
+code for one device (`shardopt.solve.microbatches.island_axis`).
 
 An op that needs a WHOLE or PARTIAL value next to a BATCHED one, or that mixes rows of the batch,
 *couples* the microbatches. That is harmless when it is `light` (made of batch inputs alone, cheap
@@ -24,20 +25,25 @@ from shardopt.solve.microbatches.accumulation import Accumulation
 from shardopt.solve.microbatches.axis import (
     IDEMPOTENT,
     NEUTRAL,
+    READS_TILES,
     AxisKind,
     Batch,
     CouplingError,
     Mixing,
     RegionAxis,
     State,
+    Tiles,
     TimeAxis,
 )
 from shardopt.solve.microbatches.batch_factors import locate, moves_along, result_split
+from shardopt.solve.microbatches.island_axis import flow_island
 from shardopt.solve.microbatches.region_axis import flow_regions
 
 # Ops whose cost makes a second, full-batch execution pointless: the microbatch body exists for
 # them.
 HEAVY = frozenset({"dot_general", "convolution", "while", "case", "custom_call"})
+# Their first operand decides which region runs.
+_DECIDED = frozenset({"case", "if"})
 
 
 def analyse(graph: OpGraph, batch: Batch) -> TimeAxis:
@@ -168,11 +174,12 @@ class _Walk:
     def _batched(self, index: int, op: Op, operands: list[State], light: bool) -> None:
         self._use_accumulated(index, operands, op.operands)
         cut = self._find_cut(index, op, operands)
+        tiles = self._tiles(index, op, operands)
         assert op.rule is not None
         splits = [result_split(op, k, cut) for k in range(len(op.results))]
         if all(split is not None for split in splits):
             for result, split in zip(op.results, splits, strict=True):
-                self.states[result] = State(AxisKind.BATCHED, split, light=light)
+                self.states[result] = State(AxisKind.BATCHED, split, light=light, tiles=tiles)
         elif any(split is not None for split in splits) or cut.factor not in op.rule.reduction:
             raise CouplingError("needs all rows of the batch", index)
         else:
@@ -180,15 +187,25 @@ class _Walk:
             self._set(op, State(AxisKind.PARTIAL, reducer=op.reducer or "", light=light))
         self.cuts[index] = cut
 
+    def _tiles(self, index: int, op: Op, operands: Sequence[State]) -> Tiles | None:
+        """Tiles of islands may be handed on, element by element."""
+        tiles = next((state.tiles for state in operands if state.tiles is not None), None)
+        shapes = {self.graph.tensors[tensor].shape for tensor in (*op.operands, *op.results)}
+        if tiles is not None and (len(op.operands) != 1 or len(shapes) > 1):
+            raise CouplingError(READS_TILES, index)
+        return tiles
+
     def _enter_regions(self, index: int, op: Op, operands: list[State], light: bool) -> None:
         """What a loop or branch carries. Sums over the batch may enter it, and what decides about
         it or is known behind the microbatch loop may not."""
         for position, state in enumerate(operands):
-            is_decision = op.name != "while" and position == 0
+            is_decision = op.name in _DECIDED and position == 0
+            if state.tiles is not None and op.island is None:
+                raise CouplingError(READS_TILES, index)
             if state.kind is AxisKind.WHOLE or is_decision:
                 self._use_accumulated(index, [state], [op.operands[position]])
         try:
-            axis = flow_regions(
+            axis = (flow_regions if op.island is None else flow_island)(
                 index,
                 op,
                 [_entering(state) for state in operands],

@@ -132,7 +132,7 @@ class _Placement:
     def _region_operands(self, index: int, op: Op, axis: RegionAxis) -> tuple[View, ...]:
         """What enters the block of a loop or decides about a branch, then what regions capture."""
         if index not in self.region_plans:
-            self.region_plans[index] = _plan_regions(op, axis)
+            self.region_plans[index] = _plan_regions(index, op, axis)
         direct = op.regions[0].direct
         views = [
             View(
@@ -274,6 +274,11 @@ class _Placement:
 
     def _collect(self, tensor: int) -> None:
         state = self.axis.states[tensor]
+        if state.tiles is not None:
+            raise CouplingError(
+                "hands on rows of the batch as single devices have them",
+                self.graph.producers()[tensor],
+            )
         self.accumulators[tensor] = Accumulator(View(tensor, state.split), state.reducer)
 
     def _keep_before_loop(self, op: Op) -> None:
@@ -353,10 +358,38 @@ class _RegionPlacement(_Placement):
             self._run_in_body(producer, None)
 
 
-def _plan_regions(op: Op, axis: RegionAxis) -> tuple[RegionPlan, ...]:
+class _IslandPlacement(_RegionPlacement):
+    """Code for one device: which rows of the batch it has, it cannot tell."""
+
+    def __init__(self, index: int, axis: TimeAxis) -> None:
+        super().__init__(axis)
+        self.index = index
+
+    def visit_input(self, tensor: int) -> None:
+        if self.axis.states[tensor].kind is AxisKind.CONST:
+            for view in self.demands[tensor].body:
+                self._refuse_part(view, self.graph.consumers()[tensor][0])
+        super().visit_input(tensor)
+
+    def _cut_for(self, op: Op, result: int, split: Split | None) -> Cut | None:
+        return None if op.name == "iota" else super()._cut_for(op, result, split)
+
+    def _provide(self, view: View) -> None:
+        self._refuse_part(view, self.graph.producers()[view.tensor])
+        super()._provide(view)
+
+    def _refuse_part(self, view: View, op: int) -> None:
+        if view.split is not None:
+            error = CouplingError("has a value of its own for each row of a device", op)
+            error.enter(self.index, 0)
+            raise error
+
+
+def _plan_regions(index: int, op: Op, axis: RegionAxis) -> tuple[RegionPlan, ...]:
     plans = []
     for number, (region, inside) in enumerate(zip(op.regions, axis.axes, strict=True)):
-        walk = _RegionPlacement(inside)
+        is_island = op.island is not None
+        walk = _IslandPlacement(index, inside) if is_island else _RegionPlacement(inside)
         # How often a loop runs is no result of it.
         states = (None,) if op.name == "while" and number == 0 else axis.results
         results = tuple(map(walk.view_of, inside.graph.outputs, states))

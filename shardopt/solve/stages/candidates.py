@@ -10,7 +10,7 @@ import numpy as np
 
 from shardopt.graph.op_graph import SHARED
 from shardopt.hardware.cluster import Cluster
-from shardopt.mesh.mesh import AXIS_NAMES, Mesh
+from shardopt.mesh.mesh import AXIS_NAMES, Mesh, matching_axes
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.stages.cut_transfers import CutTransfers, cut_transfers
 from shardopt.solve.stages.stage_problem import StageConfig
@@ -64,6 +64,7 @@ class CandidateProblem:
         layers, most = self.num_layers, self.num_stages or self.num_layers
         covered = self._covers(most)
         rests = [self._rest(config) for config in self.configs]
+        lies = self._on_meshes_of_islands()
         is_candidate = np.zeros((layers + 1, layers + 1, len(self.configs)), dtype=bool)
         for i in range(layers):
             for j in range(i + 1, layers + 1):
@@ -76,9 +77,21 @@ class CandidateProblem:
                 # Many configs leave the same devices to the others, so each rest is looked up once.
                 fits = {rest: any(rest in covered[k] for k in others) for rest in set(rests)}
                 is_candidate[i, j] = [fits[rest] for rest in rests]
+                is_candidate[i, j] &= lies[i:j].all(axis=0)
                 if self.allowed is not None:
                     is_candidate[i, j] &= [self.allowed(i, j, config) for config in self.configs]
         return is_candidate
+
+    def _on_meshes_of_islands(self) -> np.ndarray:
+        """Bool `[L, C]`: the configs whose mesh has the axes of all islands of a layer."""
+        lies = np.ones((self.num_layers, len(self.configs)), dtype=bool)
+        for op, layer in zip(self.step.graph.ops, self.step.op_layer, strict=True):
+            if op.island is not None and layer != SHARED:
+                lies[layer] &= self._matching(op.island.axes)
+        return lies
+
+    def _matching(self, axes: tuple[tuple[str, int], ...]) -> list[bool]:
+        return [matching_axes(axes, self.mesh(config)) is not None for config in self.configs]
 
     def _covers(self, most: int) -> list[set[tuple[int, ...]]]:
         """`[k]`: how many devices of every host group k stages can occupy together."""
