@@ -44,6 +44,21 @@ def centered(x: jax.Array, w: jax.Array) -> jax.Array:
     return h - lax.pmean(jnp.mean(h, axis=1, keepdims=True), "model")
 
 
+def masked(x: jax.Array, w: jax.Array) -> jax.Array:
+    """The mask has rows, as what the backward reads, and depends on none."""
+    h = jnp.tanh(x @ w).reshape(-1, 4, 4)
+    return jnp.where(jnp.tril(jnp.ones((4, 4), bool)), h, -h).reshape(x.shape)
+
+
+def weighted(x: jax.Array, w: jax.Array, weights: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w) * weights
+
+
+def by_place(block: Callable[..., jax.Array]) -> Block:
+    """Each row of the batch has a weight of its own."""
+    return lambda x, w: block(x, w, jnp.arange(x.shape[0], dtype=x.dtype)[:, None] / 16)
+
+
 # What is written for one device, and the same for all.
 BLOCKS: dict[str, tuple[Block, Block]] = {
     "rows of a device": (
@@ -58,6 +73,8 @@ BLOCKS: dict[str, tuple[Block, Block]] = {
         sharded(centered, (ROWS, P(None, "model")), P("data", "model")),
         lambda x, w: jnp.tanh(x @ w) - jnp.mean(jnp.tanh(x @ w), axis=1, keepdims=True),
     ),
+    "mask": (sharded(masked, (ROWS, P()), ROWS), masked),
+    "places": (by_place(sharded(weighted, (ROWS, P(), ROWS), ROWS)), by_place(weighted)),
     "loop": (sharded(in_turns, (ROWS, P()), ROWS), in_turns),
     "one axis": (
         sharded(

@@ -57,7 +57,6 @@ from shardopt.passes.microbatches.find_batch import (
 )
 from shardopt.passes.microbatches.microbatch_loop import LoopWriter, StepReader
 from shardopt.solve.microbatches.axis import Batch, CouplingError, Mixing, TimeAxis
-from shardopt.solve.microbatches.time_axis import analyse
 from shardopt.solve.microbatches.time_plan import plan_loop
 from shardopt.solve.microbatches.whole_step import plan_single
 
@@ -263,20 +262,17 @@ def _plan_loop(
     whole step."""
     single = batch.num_microbatches == 1
     try:
-        axis = analyse(graph, batch)
+        axis, plan = plan_loop(graph, batch)
         _remark_couplings(axis, reader, pm)
-        plan = plan_loop(axis)
         if plan.accumulators:
             return plan
         # The step is cheap and reads no weights, so that all of it could stand outside of the loop.
-        return plan_loop(
-            analyse(graph, replace(batch, weights=batch.weights | frozenset(batch.splits)))
-        )
+        return plan_loop(graph, replace(batch, weights=batch.weights | frozenset(batch.splits)))[1]
     except CouplingError:
         if not single and coupling == "error":
             raise
     try:
-        return plan_loop(analyse(graph, replace(batch, per_microbatch=True)))
+        return plan_loop(graph, replace(batch, per_microbatch=True))[1]
     except CouplingError as error:
         if not single:
             raise

@@ -14,7 +14,7 @@ A tensor is of one of four kinds:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from shardopt.graph.microbatching import Cut, Splat, Split
@@ -100,11 +100,21 @@ class CouplingError(UserError):
         self.origin_depth += 1
 
 
+class RowsWanted(CouplingError):
+    """An island needs rows of a `tensor` of its graph that does not depend on the batch."""
+
+    def __init__(self, error: CouplingError, tensor: int, split: Split) -> None:
+        super().__init__(str(error), error.op)
+        self.regions, self.origin_depth = error.regions, error.origin_depth
+        self.tensor, self.split = tensor, split
+
+
 @dataclass(frozen=True)
 class Batch:
     """What is split and how.
 
-    `splits` gives the batch dimension of each batch input; `weights` are the inputs no full-batch
+    `splits` gives the batch dimension of each batch input; `rows` that of values without the batch
+    of which islands read rows; `weights` are the inputs no full-batch
     computation may read; `splats` the constants whose elements are all equal; `cheap` the loops and
     branches (by index) without products of matrices."""
 
@@ -114,6 +124,7 @@ class Batch:
     splats: Mapping[int, Splat] | None = None
     per_microbatch: bool = False
     cheap: frozenset[int] = frozenset()
+    rows: Mapping[int, Split] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,20 @@ _SUMS = frozenset({"all_reduce", "reduce_scatter"})
 
 
 def flow_island(
-    index: int, op: Op, states: Sequence[State], splats: Mapping[int, Splat], walk: Walk
+    index: int,
+    op: Op,
+    states: Sequence[State],
+    splats: Mapping[int, Splat],
+    walk: Walk,
+    wanted: Mapping[int, Split],
 ) -> RegionAxis:
-    """`states` are those of the operands. Raises CouplingError."""
+    """`states` are those of the operands; `wanted` are tensors without the batch of which islands
+    read rows. Raises CouplingError."""
     assert op.island is not None
+    states = [
+        _with_rows(state, wanted.get(tensor))
+        for state, tensor in zip(states, op.operands, strict=True)
+    ]
     by_position = {k: splats[t] for k, t in enumerate(op.operands) if t in splats}
     carrier = Carrier(index, op, states, by_position, walk)
     rows = _axes_of_rows(carrier, op.island)
@@ -57,11 +67,16 @@ def flow_island(
     check = _Rows(carrier, frozenset(rows))
     check.follow(axis, op.regions[0].numbers)
     results = tuple(
-        _of_all_devices(carrier, axis, position, dims, rows)
+        _of_all_devices(carrier, axis, position, dims, rows, wanted.get(op.results[position]))
         for position, dims in enumerate(op.island.results)
     )
     check.refuse_open(axis)
     return RegionAxis(tuple(states), results, (axis,))
+
+
+def _with_rows(state: State, wanted: Split | None) -> State:
+    is_wanted = wanted is not None and state.kind is AxisKind.CONST
+    return replace(state, kind=AxisKind.BATCHED, split=wanted) if is_wanted else state
 
 
 def _axes_of_rows(carrier: Carrier, island: Island) -> tuple[str, ...]:
@@ -95,10 +110,16 @@ def _on_a_device(carrier: Carrier, island: Island, state: State, dims: Dims) -> 
 
 
 def _of_all_devices(
-    carrier: Carrier, axis: TimeAxis, position: int, dims: Dims, rows: tuple[str, ...]
+    carrier: Carrier,
+    axis: TimeAxis,
+    position: int,
+    dims: Dims,
+    rows: tuple[str, ...],
+    wanted: Split | None,
 ) -> State:
     state, island = carrier.yielded(0, axis, position), carrier.op.island
     assert island is not None
+    state = _with_rows(state, wanted)
     if state.split is None:
         return state
     along = dims[state.split.dim]

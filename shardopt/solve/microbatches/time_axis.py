@@ -63,6 +63,7 @@ def _analyse_region(
         splits={},
         weights=frozenset(),
         cheap=frozenset(),
+        rows={},
         splats={**region.splats, **splats},
     )
     walk = _Walk(region.graph, inside, states)
@@ -205,19 +206,24 @@ class _Walk:
             if state.kind is AxisKind.WHOLE or is_decision:
                 self._use_accumulated(index, [state], [op.operands[position]])
         try:
-            axis = (flow_regions if op.island is None else flow_island)(
-                index,
-                op,
-                [_entering(state) for state in operands],
-                self.splats,
-                lambda *region: _analyse_region(self.batch, *region),
-            )
+            states = [_entering(state) for state in operands]
+            if op.island is None:
+                axis = flow_regions(index, op, states, self.splats, self._walk_region)
+            else:
+                axis = flow_island(
+                    index, op, states, self.splats, self._walk_region, self.batch.rows
+                )
         except CouplingError as error:
             self._find_origin(op, error)
             raise
         self.regions[index] = axis
         for result, state in zip(op.results, axis.results, strict=True):
             self.states[result] = replace(state, light=light)
+
+    def _walk_region(
+        self, region: Region, states: Sequence[State], splats: Mapping[int, Splat]
+    ) -> TimeAxis:
+        return _analyse_region(self.batch, region, states, splats)
 
     def _find_origin(self, op: Op, error: CouplingError) -> None:
         """Where what an op in a region needs comes from, if from here."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from math import prod
 
 from shardopt.graph.microbatching import (
     Accumulator,
@@ -24,13 +25,15 @@ from shardopt.graph.microbatching import (
     TimePlan,
     View,
 )
-from shardopt.graph.op_graph import Op
+from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.microbatches.accumulation import is_layout
 from shardopt.solve.microbatches.axis import (
     WITHOUT_ESTIMATE,
     AxisKind,
+    Batch,
     CouplingError,
     RegionAxis,
+    RowsWanted,
     State,
     TimeAxis,
 )
@@ -45,6 +48,7 @@ from shardopt.solve.microbatches.sources import (
     count_cloned_ops,
     find_sources,
 )
+from shardopt.solve.microbatches.time_axis import analyse
 
 
 class ValuePlace(IntEnum):
@@ -56,7 +60,20 @@ class ValuePlace(IntEnum):
     PROLOGUE = 2
 
 
-def plan_loop(axis: TimeAxis) -> TimePlan:
+def plan_loop(graph: OpGraph, batch: Batch) -> tuple[TimeAxis, TimePlan]:
+    """Raises CouplingError where the step cannot be cut along the batch."""
+    while True:
+        axis = analyse(graph, batch)
+        try:
+            return axis, place_ops(axis)
+        except RowsWanted as want:
+            if want.tensor in batch.rows:
+                raise
+            # A mask, say, that one block keeps for its backward.
+            batch = replace(batch, rows={**batch.rows, want.tensor: want.split})
+
+
+def place_ops(axis: TimeAxis) -> TimePlan:
     """Raises CouplingError when an estimate is needed where no op of the body can make it."""
     walk = _Placement(axis)
     for tensor in axis.graph.outputs:
@@ -361,35 +378,44 @@ class _RegionPlacement(_Placement):
 class _IslandPlacement(_RegionPlacement):
     """Code for one device: which rows of the batch it has, it cannot tell."""
 
-    def __init__(self, index: int, axis: TimeAxis) -> None:
+    def __init__(self, index: int, op: Op, axis: TimeAxis) -> None:
         super().__init__(axis)
-        self.index = index
+        self.index, self.op = index, op
 
     def visit_input(self, tensor: int) -> None:
         if self.axis.states[tensor].kind is AxisKind.CONST:
             for view in self.demands[tensor].body:
-                self._refuse_part(view, self.graph.consumers()[tensor][0])
+                if view.split is not None:
+                    reader = self.graph.consumers()[tensor][0]
+                    split = self._of_all_devices(tensor, view.split)
+                    raise RowsWanted(self._refusal(reader), self.op.operands[tensor], split)
         super().visit_input(tensor)
+
+    def _of_all_devices(self, tensor: int, split: Split) -> Split:
+        assert self.op.island is not None
+        sizes = dict(self.op.island.axes)
+        along = self.op.island.operands[tensor][split.dim]
+        return replace(split, extent=split.extent * prod(sizes[axis] for axis in along))
 
     def _cut_for(self, op: Op, result: int, split: Split | None) -> Cut | None:
         return None if op.name == "iota" else super()._cut_for(op, result, split)
 
     def _provide(self, view: View) -> None:
-        self._refuse_part(view, self.graph.producers()[view.tensor])
+        if view.split is not None:
+            raise self._refusal(self.graph.producers()[view.tensor])
         super()._provide(view)
 
-    def _refuse_part(self, view: View, op: int) -> None:
-        if view.split is not None:
-            error = CouplingError("has a value of its own for each row of a device", op)
-            error.enter(self.index, 0)
-            raise error
+    def _refusal(self, op: int) -> CouplingError:
+        error = CouplingError("has a value of its own for each row of a device", op)
+        error.enter(self.index, 0)
+        return error
 
 
 def _plan_regions(index: int, op: Op, axis: RegionAxis) -> tuple[RegionPlan, ...]:
     plans = []
     for number, (region, inside) in enumerate(zip(op.regions, axis.axes, strict=True)):
         is_island = op.island is not None
-        walk = _IslandPlacement(index, inside) if is_island else _RegionPlacement(inside)
+        walk = _IslandPlacement(index, op, inside) if is_island else _RegionPlacement(inside)
         # How often a loop runs is no result of it.
         states = (None,) if op.name == "while" and number == 0 else axis.results
         results = tuple(map(walk.view_of, inside.graph.outputs, states))

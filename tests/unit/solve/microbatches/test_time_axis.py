@@ -12,7 +12,7 @@ from shardopt.graph.op_graph import FactorRule, Op, OpGraph, Tensor
 from shardopt.solve.microbatches.axis import AxisKind, Batch, CouplingError, TimeAxis
 from shardopt.solve.microbatches.batch_factors import locate, split_of
 from shardopt.solve.microbatches.time_axis import analyse
-from shardopt.solve.microbatches.time_plan import plan_loop
+from shardopt.solve.microbatches.time_plan import place_ops
 
 
 class Builder:
@@ -102,7 +102,7 @@ def test_a_gradient_is_partial_and_its_update_whole() -> None:
         AxisKind.PARTIAL,
         AxisKind.WHOLE,
     ]
-    plan = plan_loop(axis)
+    plan = place_ops(axis)
     assert (plan.prologue, [op.op for op in plan.body], plan.epilogue) == ((), [0, 1], (2,))
     assert plan.captures == (t["w"],)
     assert [(a.view.tensor, a.reducer) for a in plan.accumulators] == [
@@ -113,7 +113,7 @@ def test_a_gradient_is_partial_and_its_update_whole() -> None:
 
 def test_what_nothing_needs_runs_nowhere() -> None:
     b, t = linear()
-    plan = plan_loop(run(b, t, t["h"]))
+    plan = place_ops(run(b, t, t["h"]))
     assert [op.op for op in plan.body] == [0]
 
 
@@ -121,7 +121,7 @@ def test_opaque_ops_take_constants_only() -> None:
     b, t = linear()
     bits = b.opaque(t["w"], shape=(8, 4))
     y = b.op("multiply", "n j,n j->n j", t["h"], bits, n=8, j=4)
-    plan = plan_loop(run(b, t, y))
+    plan = place_ops(run(b, t, y))
     assert plan.prologue == (3,)
     assert [view.tensor for view in plan.slices] == [t["x"], bits]
     z = b.opaque(y, shape=(8, 4))
@@ -136,7 +136,7 @@ def test_a_coupling_is_accepted_when_no_matrix_product_follows() -> None:
     order = b.op("sort", "n j->n j", t["h"], n=8, j=4, moved="n")
     axis = run(b, t, order)
     assert axis.couplings == (3,)
-    assert plan_loop(axis).epilogue == (3,)
+    assert place_ops(axis).epilogue == (3,)
     product = b.op("dot_general", "n i,n j->i j", t["x"], order, n=8, i=4, j=4, reducer="add")
     with pytest.raises(CouplingError, match="moves data along the batch"):
         run(b, t, product)
@@ -149,7 +149,7 @@ def test_the_origin_of_a_coupling_is_the_reduction() -> None:
     with pytest.raises(CouplingError) as caught:
         run(b, t, y)
     assert (caught.value.op, caught.value.origin) == (4, 1)
-    plan = plan_loop(run(b, t, y, per_microbatch=True))
+    plan = place_ops(run(b, t, y, per_microbatch=True))
     assert [view.estimate for op in plan.body for view in op.operands if view.estimate] == ["add"]
 
 
@@ -157,7 +157,7 @@ def test_only_the_major_part_of_a_split_batch_may_be_cut() -> None:
     b, t = linear()
     parts = b.op("reshape", "am j->a m j", t["h"], a=2, m=4, j=4)
     assert run(b, t, parts).states[parts].split == Split(0, 1, 2)
-    plan_loop(run(b, t, parts))
+    place_ops(run(b, t, parts))
     product = b.op(
         "dot_general", "a m i,i j->a m j", parts, t["w"], a=2, m=4, i=4, j=4, reducer="add"
     )
@@ -171,7 +171,7 @@ def test_a_light_reduction_runs_on_the_whole_batch() -> None:
     b, t = linear()
     total = b.op("reduce", "n i->i", t["x"], n=8, i=4, reducer="maximum")
     y = b.op("multiply", "n i,i->n i", t["h"], total, n=8, i=4)
-    plan = plan_loop(run(b, t, y))
+    plan = place_ops(run(b, t, y))
     assert plan.prologue == (3,)
     assert total in plan.captures
 
