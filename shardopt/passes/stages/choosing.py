@@ -25,7 +25,7 @@ from shardopt.planfile.parts import PlannedStage
 from shardopt.schedule.schedules import AUTO, ScheduleKind, find_schedule, searched_schedules
 from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
 from shardopt.solve.stages.baselines.registry import find_planner
-from shardopt.solve.stages.candidates import CandidateProblem
+from shardopt.solve.stages.candidates import CandidateProblem, check_number
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
 from shardopt.solve.stages.costs.recomputation import can_recompute
 from shardopt.solve.stages.search.plan_file_stages import (
@@ -151,6 +151,7 @@ class StageChooser:
                 f"inter-op={options.inter_op} has no use for any submesh that the "
                 "other options allow"
             )
+        check_number(step.num_layers, len(configs))
         return CandidateProblem(
             step=step,
             num_layers=step.num_layers,

@@ -15,6 +15,11 @@ from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.stages.cut_transfers import CutTransfers, cut_transfers
 from shardopt.solve.stages.stage_problem import StageConfig
 from shardopt.solve.stages.step_graph import StepGraph
+from shardopt.support.errors import UserError
+
+# A number of eight bytes in each of a dozen arrays: more would not fit the memory of a usual
+# machine.
+MOST_CANDIDATES = 100_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +118,18 @@ class CandidateProblem:
         available = enumerate(self.stage_devices)
         return tuple(
             count - config.num_devices * (index == config.group) for index, count in available
+        )
+
+
+def check_number(num_layers: int, num_configs: int) -> None:
+    """Raises UserError where there are more intervals of layers on configs than can be looked at.
+    A cluster of hundreds of hosts has thousands of logical shapes."""
+    number = (num_layers + 1) ** 2 * num_configs
+    if number > MOST_CANDIDATES:
+        raise UserError(
+            f"expected at most {MOST_CANDIDATES:,} candidate stages, found {number:,}, of "
+            f"{num_layers} layers on {num_configs:,} combinations of submesh, logical shape and "
+            "recomputation; submesh, logical-shape or recompute allow fewer, and so do fewer layers"
         )
 
 

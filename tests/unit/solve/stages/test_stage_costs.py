@@ -24,7 +24,7 @@ from shardopt.solve.sharding.intra_op.lifetimes import live_bytes
 from shardopt.solve.sharding.intra_op.overlap import LEAST_SHARE
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.tables import StrategyTables
-from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
+from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh, check_number
 from shardopt.solve.stages.costs import lazy_costs
 from shardopt.solve.stages.costs.bounds import Rooflines, relaxed_layer
 from shardopt.solve.stages.costs.cost_cache import CostCache
@@ -48,6 +48,7 @@ from shardopt.solve.stages.stage_problem import (
     stage_memory_bytes,
 )
 from shardopt.solve.stages.step_graph import StepGraph
+from shardopt.support.errors import UserError
 
 BYTES = 4 * WIDTH * WIDTH
 MICROBATCHES = 4
@@ -332,6 +333,18 @@ def test_lazy_and_eager_costs_give_one_plan(
     assert plan.seconds == pytest.approx(eager.seconds, rel=1e-9)
     assert plan.bound == pytest.approx(eager.seconds, rel=1e-9)
     assert lazy.num_exact <= lazy.num_candidates
+
+
+def test_more_candidates_than_memory_holds_are_refused() -> None:
+    """128 layers on any submesh of 3,072 devices; 16 layers on any of 512, or 128 on few, are
+    none too many."""
+    modes = len(searched_modes(128))
+    of_many = modes * len(stage_configs(load_cluster("a100-80g:384x8")))
+    of_fewer = modes * len(stage_configs(load_cluster("a100-80g:64x8")))
+    with pytest.raises(UserError, match=r"at most 100,000,000 .* of 128 layers on 105,894 comb"):
+        check_number(128, of_many)
+    check_number(16, of_fewer)
+    check_number(128, 9 * modes)
 
 
 def test_few_candidates_get_exact_costs() -> None:
