@@ -91,12 +91,13 @@ def finished_plan(case: ShortCase) -> Plan:
     """Raises UserError where the method does not apply to the model."""
     from shardopt.frontend.planning.make_plan import make_plan
     from shardopt.frontend.plans.from_plan_file import options_after
+    from shardopt.ir.trial import made_here
     from shardopt.models.build import bytecode
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "short.plan.json"
         file.write_text(json.dumps(plan_document(case)))
-        model = bytecode(case.spec, case.dtype, how=case.how)
+        model = made_here(bytecode(case.spec, case.dtype, how=case.how))
         return make_plan(model, options_after(str(file), {}), cache=False)
 
 

@@ -4,6 +4,7 @@ predicted."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +124,21 @@ def test_two_pipelines_make_what_is_no_sum_of_gradients() -> None:
     assert [row for row in compare(list(run.outputs), expected) if not row.within(TOLERANCE)] == []
 
 
+@cache
+def whole_gpt() -> tuple[bytes, list[np.ndarray]]:
+    return gpt(16, 16)
+
+
+@cache
+def steps_of_whole_gpt() -> list[np.ndarray]:
+    return reference_steps(*whole_gpt(), STEPS)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_code")
 @pytest.mark.parametrize("intra_op", ["zero2", "megatron"])
 def test_methods_know_the_batch_of_both_pipelines(intra_op: str) -> None:
-    artifact, inputs = gpt(16, 16)
+    artifact, inputs = whole_gpt()
     options = PlanOptions(
         "cpu-test:1x4",
         microbatches=4,
@@ -138,7 +149,7 @@ def test_methods_know_the_batch_of_both_pipelines(intra_op: str) -> None:
         intra_op=intra_op,
     )
     run = measure(make_plan(artifact, options), inputs, STEPS)
-    rows = compare(list(run.outputs), reference_steps(artifact, inputs, STEPS))
+    rows = compare(list(run.outputs), steps_of_whole_gpt())
     assert [row for row in rows if not row.within(TOLERANCE)] == []
     assert all(0.95 < mesh.ratio < 1.05 for mesh in run.meshes)
 

@@ -39,8 +39,12 @@ def plan_of(model: tuple[bytes, list[np.ndarray]], **options: Any) -> Plan:
         "recompute": "none",
         **options,
     }
-    cluster = keywords.pop("cluster", "cpu-test:1x2")
-    return make_plan(model[0], PlanOptions(cluster, **keywords))
+    return _plan(model[0], **keywords)
+
+
+@cache
+def _plan(artifact: bytes, cluster: str = "cpu-test:1x2", **options: Any) -> Plan:
+    return make_plan(artifact, PlanOptions(cluster, **options))
 
 
 @cache

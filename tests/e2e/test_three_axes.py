@@ -36,4 +36,5 @@ def test_equal_layers_tied_and_freed_give_the_same_numbers(monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_a_step_of_a_transformer_gives_the_same_numbers() -> None:
-    check_numbers(compile_sharded(MODELS["gpt"](), "2x2x2", cluster=TWO_HOSTS))
+    """Of the best plan or not: proving that it is takes most of the time."""
+    check_numbers(compile_sharded(MODELS["gpt"](), "2x2x2", cluster=TWO_HOSTS, gap=0.05))

@@ -134,6 +134,7 @@ def test_tiny_model_runs_as_planned(name: str, microbatches: int, tmp_path: Any)
 
     model, plan = str(tmp_path / "model.mlirbc"), str(tmp_path / "plan")
     assert main([name, "--float32", "-o", model]) == 0
-    options = ["--cluster", "cpu-test:2x2", "--stages", "2", "--microbatches", str(microbatches)]
-    assert shardopt(["plan", model, *options, "-o", plan]) == 0
+    options = ["--cluster", "cpu-test:2x2", "--microbatches", str(microbatches)]
+    stages = ["--stages", "2", "--layers", "2", "--submesh", "1x2"]
+    assert shardopt(["plan", model, *options, *stages, "-o", plan]) == 0
     assert shardopt(["run", plan, "--check", "--quick-compile"]) == 0

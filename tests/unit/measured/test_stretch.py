@@ -40,7 +40,7 @@ class Whole:
 WHOLE = (
     Whole(1, 4, 1, (2, 2), "megatron", "layer"),
     Whole(4, 2, 3, (4, 1), "data", "layer", tied=True),
-    Whole(8, 2, 4, (1, 2), "megatron", "layer"),
+    Whole(6, 2, 4, (1, 2), "megatron", "layer"),
 )
 
 

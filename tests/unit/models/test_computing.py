@@ -4,6 +4,7 @@ both."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any, get_args
 
 import jax
@@ -30,6 +31,7 @@ from shardopt.models.weights import WideSummed, draw
 DECODERS = ("gpt-tiny", "llama-tiny", "moe-tiny")
 
 
+@cache
 def _gradients(name: str, how: Computing) -> list[np.ndarray]:
     """Loss and gradients of a tiny model on one batch."""
     model = build(TINY[name], "f32", how)

@@ -30,6 +30,13 @@ from tests.unit.runtime.fake_cupy import GARBAGE, Event, Shard, World, fake_cupy
 F32 = np.dtype(np.float32)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _only_what_tests_make_is_garbage() -> None:
+    """They collect it often: what was there before would be looked through each time."""
+    gc.collect()
+    gc.freeze()
+
+
 def link(source: int, target: int, back: bool = False) -> NcclLink:
     ends = End("a", source, "a"), End("b", target, "b")
     return NcclLink(*reversed(ends)) if back else NcclLink(*ends)
