@@ -152,7 +152,7 @@ class _Dataflow:
             self._add_transfer(op)
             return
         task = task_of(op)
-        took = _fragment_seconds(op) + _call_seconds(op, self.meshes, self.cluster)
+        took = fragment_seconds(op) + _call_seconds(op, self.meshes, self.cluster)
         self.seconds[task] = self.seconds.get(task, 0.0) + took
         for value in op.operands:
             origin = self._origins.get(value)
@@ -264,7 +264,8 @@ def _check_halves(name: str, graph: StageGraph) -> None:
         )
 
 
-def _fragment_seconds(op: ir.Operation) -> float:
+def fragment_seconds(op: ir.Operation) -> float:
+    """Of one execution. Raises ValueError where the shard phase has written none."""
     if COST not in op.attributes:
         raise ValueError(
             f"expected attribute '{COST}' on every fragment (written by the shard "

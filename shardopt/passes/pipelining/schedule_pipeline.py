@@ -31,6 +31,7 @@ from shardopt.extract.pipeline_graph import (
     workload,
 )
 from shardopt.passes.base import Pass, PassContext, plan_option
+from shardopt.passes.pipelining.promised_seconds import report_promise
 from shardopt.schedule.auto import Chosen, auto_schedule
 from shardopt.schedule.bounds import one_machine_bound_seconds
 from shardopt.schedule.csv_format import read_csv_file
@@ -123,6 +124,9 @@ class SchedulePipeline(Pass):
                 f"could block: {reason}"
             )
             pm.remark("schedule", module.operation, message, category="passed")
+        promised = read_prediction(program.loop)
+        if promised is not None and text.name == promised.schedule:
+            report_promise(program, promised, result.makespan_seconds, pm)
         pm.statistic("makespan seconds", result.makespan_seconds)
         pm.statistic("bubble", result.bubble_fraction)
 

@@ -49,6 +49,11 @@ class TiedProblem:
         """The assignment of the original problem that belongs to one of the tied problem."""
         return tuple(np.asarray(choice, dtype=np.int64)[self.colours].tolist())
 
+    def project(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """What the first node of each colour does in an assignment of the original problem."""
+        first = np.unique(self.colours, return_index=True)[1]
+        return tuple(np.asarray(choice, dtype=np.int64)[first].tolist())
+
 
 class Refinement:
     """The colours of a problem after a growing number of rounds, numbered by first appearance:

@@ -60,6 +60,18 @@ def solve_large_shared(
     return search.judged(first)
 
 
+def bound_large_shared(
+    sharing: Sharing, limits: SearchLimits, start: Sequence[int]
+) -> tuple[float, tuple[int, ...]]:
+    """As `price_splitting.bound_shared`: the first two steps."""
+    search = _Search(sharing, _improved, limits)
+    search.rounds.offer_choice(tuple(start))
+    tied = tie_repeated(sharing.problem)
+    if tied is not None and search.first(tied) is not None:
+        search.tied(sharing.tied(tied.colours))
+    return search.rounds.bound, search.rounds.choice
+
+
 class _Search:
     """`rounds` keep the best bound and assignment; `statistics` are those of the rounds of
     messages and shares. `shares` are the best known."""

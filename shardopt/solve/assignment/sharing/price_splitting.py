@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from math import inf
 from time import monotonic
 
 import numpy as np
@@ -63,6 +64,18 @@ def solve_shared(
     if not (rounds.is_close or rounds.late) and is_small(sharing):
         rounds.prove()
     return rounds.judged(first, dict(first.statistics) | {"pair_objective": first.objective})
+
+
+def bound_shared(
+    sharing: Sharing, limits: SearchLimits, start: Sequence[int]
+) -> tuple[float, tuple[int, ...]]:
+    """A bound of the least true cost of a problem in which layers repeat, from rounds of messages
+    and shares alone, and the best assignment that was met; -inf and `start` for other problems."""
+    if sharing.groups and is_large(sharing.problem) and _compiled(limits):
+        from shardopt.solve.assignment.sharing.large_sharing import bound_large_shared
+
+        return bound_large_shared(sharing, limits, start)
+    return -inf, tuple(start)
 
 
 def _compiled(limits: SearchLimits) -> bool:

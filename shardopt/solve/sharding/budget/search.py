@@ -2,17 +2,19 @@
 
 1. Solve without memory; most stages fit.
 2. Else let copies that are shared over a long time be made anew where that is enough.
-3. Else solve within the limit, with values that can be recomputed, beginning with shardings
-   that are known. Where the plan exceeds the limit because of copies of operands, count these in
-   the problem and solve again; where it does for other reasons (scratch space), lower the limit of
-   the problem by the excess. The number of rounds is limited. Steps that readers share are paid for
-   once in a small problem (`shared_model`), where copies that outlive their first reader are
-   counted too (`held_copies`), and by prices that move in a larger one.
-4. If nothing fits: the least peak, by `shardopt.solve.sharding.budget.least_peak`. That may still
-   be a plan that does; then faster ones are looked for between it and the plan without memory
-   (`price_of_memory`).
+3. Else put prices on memory (`priced_memory`): a Lagrangian relaxation with equal layers tied, from
+   which fast and small plans alike come, with a bound for all within the limit. A small problem is
+   an integer program instead.
+4. Solve within the limit, with values that can be recomputed, beginning with the best plan known.
+   Where the plan exceeds the limit because of copies of operands, count these in the problem and
+   solve again; where it does for other reasons (scratch space), lower the limit of the problem by
+   the excess. The number of rounds is limited. Steps that readers share are paid for once in a
+   small problem (`shared_model`), where copies that outlive their first reader are counted too
+   (`held_copies`), and by prices that move in a larger one.
+5. If nothing fits: the least peak, by `shardopt.solve.sharding.budget.least_peak`.
 
-The problem of step 3 only leaves out memory, so its bound holds for every plan within the budget.
+The problems of steps 3 and 4 only leave out memory, so their bounds hold for every plan within the
+budget.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from shardopt.solve.sharding.budget.kept_copies import (
 from shardopt.solve.sharding.budget.least_peak import LeastPeak, find_least_peak
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
 from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, counted, split_copies
-from shardopt.solve.sharding.budget.price_of_memory import faster_plans
+from shardopt.solve.sharding.budget.priced_memory import PricedSearch
 from shardopt.solve.sharding.budget.rematerialization import find_candidates
 from shardopt.solve.sharding.budget.start import greedy_start
 from shardopt.solve.sharding.intra_op.finished import finished
@@ -56,6 +58,8 @@ _WORK_SHARE = 0.05
 # Rounds in which only prices change: each of a large problem takes seconds. They begin from the
 # best plan, and need less work.
 _FEW_PRICES, _MANY_PRICES, _WORK_SHARE_OF_PRICES = 2, 24, 0.0125
+# Rounds of a large problem end with one that gains less than this share.
+_LITTLE = 1e-3
 # A gap this small is rounding.
 OPTIMAL_GAP = 1e-7
 
@@ -132,17 +136,31 @@ class _Search:
 
     def run(self) -> Fit:
         whole = BudgetModel(self.problem, find_candidates(self.problem))
-        sharing = self.problem.sharing
-        if is_small(sharing, within_memory=True):
+        if is_small(self.problem.sharing, within_memory=True):
             return self._exactly(whole)
+        priced = PricedSearch(
+            whole, self.limit, self.limits, lambda choice: self._offer(whole, choice, 0)
+        )
+        bound = max(self.relaxed.bound, priced.run((self.relaxed.choice, self.start)))
+        if self.best is not None:
+            self.start = self.best.solution.choice
+        elif is_large(self.problem.problem):
+            # Where memory was all that counted, nothing fitted.
+            return self._least(whole, False, bound)
+        return self._within(whole, bound)
+
+    def _within(self, whole: BudgetModel, bound: float) -> Fit:
+        """Solve within the limit with every node free, beginning with the best plan known."""
+        sharing = self.problem.sharing
         # Shared steps are paid for as in the plan to begin with.
         shares = sharing.fair_shares(sharing.used(self.start))
         model = whole.priced(sharing.priced(shares))
-        price_rounds = _FEW_PRICES if is_large(self.problem.problem) else _MANY_PRICES
+        many = not is_large(self.problem.problem)
+        price_rounds = _MANY_PRICES if many else _FEW_PRICES
         limits = replace(self.limits, work=int(_WORK_SHARE * self.limits.budget))
         copies: dict[Operand, None] = {}
         fewer = FewerBytes(model)
-        inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.start
+        inner, proven, shardings = self.limit, False, self.start
         number, left_rounds, gaps = 0, _MOST_ROUNDS, list[float]()
         while left_rounds:
             number += 1
@@ -163,12 +181,14 @@ class _Search:
                 proven = solution.status == "infeasible"
             if not solution.choice:
                 break
-            shardings = solution.choice
+            shardings, before = solution.choice, self._least_seconds
             plan = self._offer(model, solution.choice, number)
             if plan.peak_bytes <= self.limit:
                 moved = self._moved(sharing, shares, solution, bound)
                 gaps.append(relative_gap(self._least_seconds, bound))
                 if moved is None or inner < self.limit or not price_rounds or stalls(gaps):
+                    break
+                if not many and self._least_seconds > before * (1 - _LITTLE):
                     break
                 price_rounds, shares = price_rounds - 1, moved
                 limits = replace(limits, work=int(_WORK_SHARE_OF_PRICES * self.limits.budget))
@@ -289,22 +309,13 @@ class _Search:
         )
 
     def _least(self, model: BudgetModel, proven: bool, bound: float) -> Fit:
-        """The least peak, and where that fits, the fastest of the plans between it and the one
-        without a limit."""
+        """The plan of least peak, or what is needed where not even that fits."""
         least = find_least_peak(
             model, self.relaxed.choice, self.limit if proven else None, self.limits
         )
         if least.plan is None or least.peak_bytes > self.limit:
             return Fit(Solution((), inf, inf, 0.0, "infeasible"), None, least)
         self._keep(least.plan, least.solution.choice, 0)
-        faster_plans(
-            model,
-            least,
-            self.relaxed.objective,
-            self.limit,
-            self.limits,
-            lambda choice: self._offer(model, choice, 0),
-        )
         assert self.best is not None
         best = self.best.solution
         return replace(self.best, solution=self._judged(best, best, bound), least=least)

@@ -28,7 +28,7 @@ def greedy_start(
         *model.kept(shardings),
         *model.copied(shardings, copies),
     ]
-    held = _profile(problem, choice)
+    held = held_bytes(problem, choice)
     limit = problem.memory_limit or 0
     nodes = range(model.first_choice, model.first_choice + len(model.choices))
     left = {node for node in nodes if can_recompute(model, problem, choice, node)}
@@ -59,7 +59,7 @@ def can_recompute(model: BudgetModel, problem: Problem, choice: Sequence[int], n
     )
 
 
-def _profile(problem: Problem, choice: Sequence[int]) -> np.ndarray:
+def held_bytes(problem: Problem, choice: Sequence[int]) -> np.ndarray:
     """Bytes held at each time: int64 `[times]`."""
     change = np.zeros(problem.num_times + 1, dtype=np.int64)
     for segments, strategy in zip(problem.usages or (), choice, strict=True):
