@@ -44,7 +44,6 @@ def _slower(rates: tuple[AttentionRate, ...], share: float) -> tuple[AttentionRa
     )
 
 
-_FLASH2_ON_500_WATTS = _slower(_FLASH2_ON_HOPPER, _OF_500_WATTS)
 # FlashAttention-2 (arXiv 2307.08691), section 4.1: up to 73 % of an A100's peak forward and 63 %
 # backward with heads of 128; with a causal mask, with heads of 64, and for short sequences as much
 # less as the same kernels lose on the H100.
@@ -63,6 +62,13 @@ _FLASH1_ON_HOPPER = (
     AttentionRate(64, 0.302 * 0.36 / 0.59, 0.294 * 0.36 / 0.57, 81, 214),
     AttentionRate(128, 0.339 * 0.40 / 0.66, 0.326 * 0.40 / 0.63, 79, 220),
 )
+# Neither was measured on a B200, where the second is taken as far behind cuDNN as on an H100, and
+# the first behind the second. Of what an MI300X reaches in training, forwards and backwards, no
+# table was found: kernels there are taken to reach the share of the peak that FlashAttention-2
+# reaches on an H100.
+_FLASH2_ON_BLACKWELL = _slower(_CUDNN_ON_BLACKWELL, 0.339 / 0.545)
+_FLASH1_ON_BLACKWELL = _slower(_FLASH2_ON_BLACKWELL, 0.40 / 0.66)
+_ON_CDNA3 = _FLASH2_ON_HOPPER
 
 
 @dataclass(frozen=True)
@@ -201,7 +207,11 @@ _FRAMEWORKS = (
         ),
     ),
     # configs/v5e/*.sh: attention='flash'. configs/types.py: context_parallel_strategy, all_gather.
-    (r"maxtext|tpu-recipes", Framework("tpu")),
+    # On GPUs, configs/a3/*/*.sh: attention=cudnn_flash_te, and XLA_FLAGS turn on the latency-hiding
+    # scheduler and pipelined all-gathers, reduce-scatters and all-reduces; configs/base.yml,
+    # remat_policy: what lies between `minimal_flash`, which keeps products and the results of
+    # attention, and `full`.
+    (r"maxtext|tpu-recipes", Framework("tpu", overlaps=True, between=("all-but-products",))),
     # rosetta/projects/pax: XLA's latency-hiding scheduler and asynchronous collectives. paxml,
     # tasks/lm/params/c4.py: EMBEDDING_LOOKUP_STYLE is matmul; contrib/gpu/scripts_gpu/configs.py:
     # the model that does not fit without recomputation, and would with it to spare, keeps its
@@ -216,21 +226,32 @@ _FRAMEWORKS = (
         ),
     ),
 )
-# By library and preset of the device.
+# The generation of the device of a preset. FlashAttention has none for Volta (its README).
+_GENERATIONS = {
+    "dgx-a100": "ampere",
+    "h100-sxm": "hopper",
+    "h100-96gb": "hopper",
+    "h200": "hopper",
+    "gh200": "hopper",
+    "b200": "blackwell",
+    "mi300x": "cdna3",
+}
+# By library and generation. Transformer Engine, by which frameworks come to cuDNN's kernels, takes
+# FlashAttention-2 before Hopper (its dot_product_attention/utils.py: "prefer FlashAttention over
+# FusedAttention" below compute capability 9), and composable kernels on AMD's.
 _RATES = {
-    ("cudnn", "h100-sxm"): _CUDNN_ON_HOPPER,
-    ("cudnn", "h100-96gb"): _slower(_CUDNN_ON_HOPPER, _OF_500_WATTS),
-    ("cudnn", "h200"): _CUDNN_ON_HOPPER,
-    ("cudnn", "gh200"): _CUDNN_ON_HOPPER,
-    ("cudnn", "b200"): _CUDNN_ON_BLACKWELL,
-    ("flash", "dgx-a100"): _FLASH1_ON_AMPERE,
-    ("flash", "h100-sxm"): _FLASH1_ON_HOPPER,
-    ("flash-2", "h100-sxm"): _FLASH2_ON_HOPPER,
-    ("flash", "h100-96gb"): _slower(_FLASH1_ON_HOPPER, _OF_500_WATTS),
-    ("flash-2", "h100-96gb"): _FLASH2_ON_500_WATTS,
-    ("flash-2", "h200"): _FLASH2_ON_HOPPER,
-    ("flash-2", "gh200"): _FLASH2_ON_HOPPER,
-    ("flash-2", "dgx-a100"): _FLASH2_ON_AMPERE,
+    ("cudnn", "ampere"): _FLASH2_ON_AMPERE,
+    ("cudnn", "hopper"): _CUDNN_ON_HOPPER,
+    ("cudnn", "blackwell"): _CUDNN_ON_BLACKWELL,
+    ("cudnn", "cdna3"): _ON_CDNA3,
+    ("flash", "ampere"): _FLASH1_ON_AMPERE,
+    ("flash", "hopper"): _FLASH1_ON_HOPPER,
+    ("flash", "blackwell"): _FLASH1_ON_BLACKWELL,
+    ("flash", "cdna3"): _ON_CDNA3,
+    ("flash-2", "ampere"): _FLASH2_ON_AMPERE,
+    ("flash-2", "hopper"): _FLASH2_ON_HOPPER,
+    ("flash-2", "blackwell"): _FLASH2_ON_BLACKWELL,
+    ("flash-2", "cdna3"): _ON_CDNA3,
 }
 _LIBRARIES = sorted({library for library, _ in _RATES} | {"tpu", "none"})
 
@@ -259,10 +280,12 @@ def framework_of(row: Row) -> Framework:
 def attention_rates(
     library: str, preset: str, kernels: KernelRates | None
 ) -> tuple[AttentionRate, ...] | None:
-    """Of a library on the device of a preset; None where it writes scores, or where nothing was
-    published. What TPUs reach in attention was not found: as if softmax passed behind products, it
-    is what their products reach."""
-    if library == "tpu" and kernels is not None:
+    """Of a library on the device of a preset; None where it writes scores, or has no kernels for
+    the device. What TPUs reach in attention was not found: as if softmax passed behind products, it
+    is what their products reach. MaxText's `tpu` kernels are cuDNN's on GPUs."""
+    if library == "tpu" and preset.startswith("tpu") and kernels is not None:
         share = kernels.products.get("bf16", kernels.products["f32"])
         return (AttentionRate(128, share, share, 0.0, 0.0),)
-    return _RATES.get((library, preset))
+    library = "cudnn" if library == "tpu" else library
+    rates = _RATES.get((library, _GENERATIONS.get(preset, "")))
+    return _slower(rates, _OF_500_WATTS) if rates and preset == "h100-96gb" else rates

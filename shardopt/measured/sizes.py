@@ -77,7 +77,16 @@ def spec_of(row: Row) -> Spec:
         batch=row.gbs,
         tied="tied" in arch,
         width=width,
+        kv_heads=_groups(row, heads),
     )
+
+
+def _groups(row: Row, heads: int) -> int:
+    """Heads of keys and values, 0 for as many as of queries."""
+    stated = row.kv_heads or heads
+    if heads % stated:
+        raise InexpressibleRow(f"{stated} heads of keys and values do not divide {heads} heads")
+    return 0 if stated == heads else stated
 
 
 def _head_size(spec: LlamaSpec, params_B: float | None) -> int:

@@ -32,7 +32,7 @@ from shardopt.models.transformer import (
 def weights(spec: GptSpec) -> Tree:
     block = {
         "norm1": norm_weights(spec.hidden),
-        "attention": attention_weights(spec.hidden, spec.heads),
+        "attention": attention_weights(spec.hidden, spec.heads, spec.kv_heads),
         "norm2": norm_weights(spec.hidden),
         "feed_forward": feed_forward_weights(spec.hidden, spec.width),
     }

@@ -18,7 +18,7 @@ from shardopt.models.transformer import (
     looked_up,
     mean_entropy,
     named_blocks,
-    shares_of,
+    attend_in_groups,
 )
 from shardopt.models.weights import Weight, matrix
 
@@ -74,13 +74,8 @@ def _attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     key = product(how, "bsh,hgd->bsgd", x, weights["key"], again=True)
     value = product(how, "bsh,hgd->bsgd", x, weights["value"])
     turned = (_turned(how, query), _turned(how, key))
-    mixed = attended(how, partial(_attend, how), *turned, value)
+    mixed = attended(how, partial(attend_in_groups, how), *turned, value)
     return product(how, "bqgmd,gmdh->bqh", mixed, weights["out"], again=True)
-
-
-def _attend(how: Computing, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    scores = jnp.einsum("bqgmd,bkgd->bgmqk", query * query.shape[-1] ** -0.5, key)
-    return jnp.einsum("bgmqk,bkgd->bqgmd", shares_of(how, scores), value)
 
 
 def _turned(how: Computing, x: jax.Array) -> jax.Array:

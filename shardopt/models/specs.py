@@ -13,8 +13,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class GptSpec:
     """A decoder of `layers` blocks; `heads` divides `hidden`; `tied` shares the embedding with the
-    last product; the feed forward part is `width` times as wide as the model. The formulas are for
-    the usual width of 4."""
+    last product; the feed forward part is `width` times as wide as the model; `kv_heads` heads of
+    keys and values divide `heads`, 0 stands for as many. The formulas are for the usual width of 4
+    and as many."""
 
     hidden: int
     layers: int
@@ -24,6 +25,7 @@ class GptSpec:
     batch: int = 1024
     tied: bool = False
     width: int = 4
+    kv_heads: int = 0
 
     @property
     def parameters(self) -> int:

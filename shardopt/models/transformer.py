@@ -53,9 +53,20 @@ def residual(
     return x + part(norm(x, weights))
 
 
-def attention_weights(hidden: int, heads: int) -> Tree:
-    """Heads are a dimension of their own, so that a split of heads is a split of a dimension."""
+def attention_weights(hidden: int, heads: int, kv_heads: int = 0) -> Tree:
+    """Heads are a dimension of their own, so that a split of heads is a split of a dimension; where
+    `kv_heads` of keys and values serve several heads of queries each, those are groups."""
     size = hidden // heads
+    if kv_heads not in (0, heads):
+        shared = heads // kv_heads
+        return {
+            "query": matrix(hidden, kv_heads, shared, size, inputs=hidden),
+            "query_bias": Weight((kv_heads, shared, size)),
+            "key_value": matrix(hidden, 2, kv_heads, size, inputs=hidden),
+            "key_value_bias": Weight((2, kv_heads, size)),
+            "out": matrix(kv_heads, shared, size, hidden, inputs=hidden),
+            "out_bias": Weight((hidden,)),
+        }
     return {
         "qkv": matrix(hidden, 3, heads, size, inputs=hidden),
         "qkv_bias": Weight((3, heads, size)),
@@ -66,6 +77,8 @@ def attention_weights(hidden: int, heads: int) -> Tree:
 
 def attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     """Causal self attention of `x` `[batch, sequence, hidden]`."""
+    if "query" in weights:
+        return _grouped_attention(x, weights, how)
     joined = product(how, "bsh,hcnd->bscnd", x, weights["qkv"]) + weights["qkv_bias"]
     mixed = attended(how, partial(_attend, how), joined[:, :, 0], joined[:, :, 1], joined[:, :, 2])
     out = product(how, "bqnd,ndh->bqh", mixed, weights["out"], again=True)
@@ -75,10 +88,32 @@ def attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
 
 def _attend(how: Computing, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     scores = jnp.einsum("bqnd,bknd->bnqk", query * query.shape[-1] ** -0.5, key)
+    return jnp.einsum("bnqk,bknd->bqnd", _kept_shares(how, scores), value)
+
+
+def _grouped_attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
+    query = product(how, "bsh,hgmd->bsgmd", x, weights["query"]) + weights["query_bias"]
+    both = product(how, "bsh,hcgd->bscgd", x, weights["key_value"]) + weights["key_value_bias"]
+    mixed = attended(how, partial(attend_in_groups, how), query, both[:, :, 0], both[:, :, 1])
+    out = product(how, "bqgmd,gmdh->bqh", mixed, weights["out"], again=True)
+    return dropped(how, out + weights["out_bias"], seed=2)
+
+
+def attend_in_groups(
+    how: Computing, query: jax.Array, key: jax.Array, value: jax.Array
+) -> jax.Array:
+    """What queries `[batch, sequence, group, head, size]` make of the keys and values of their
+    group, `[batch, sequence, group, size]`."""
+    scores = jnp.einsum("bqgmd,bkgd->bgmqk", query * query.shape[-1] ** -0.5, key)
+    return jnp.einsum("bgmqk,bkgd->bqgmd", _kept_shares(how, scores), value)
+
+
+def _kept_shares(how: Computing, scores: jax.Array) -> jax.Array:
     shares = shares_of(how, scores)
-    if how.drops:  # by a kernel of its own: frameworks merge softmax with the mask before it
-        shares = dropped(how, jax.lax.optimization_barrier(shares), seed=1)
-    return jnp.einsum("bnqk,bknd->bqnd", shares, value)
+    if not how.drops:
+        return shares
+    # By a kernel of its own: frameworks merge softmax with the mask before it.
+    return dropped(how, jax.lax.optimization_barrier(shares), seed=1)
 
 
 def shares_of(how: Computing, scores: jax.Array) -> jax.Array:
