@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import log2
+from math import log2, prod
 
 from shardopt.measured.frameworks import Framework
 from shardopt.measured.rows import Row
@@ -23,7 +23,9 @@ _METHODS = {
     "heuristic": "heuristic",
 }
 # What a note says behind "attention by", of rows whose sequences are split.
-_CONTEXT = {"all-gather": "context-gather", "ulysses": "ulysses"}
+# A ring brings each device the bytes of a gather, block by block, and plans with stages and
+# microbatches have none.
+_CONTEXT = {"all-gather": "context-gather", "ring": "context-gather", "ulysses": "ulysses"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class RowLayout:
     step. None stands for what the row does not state: the microbatch, or what is recomputed. `full`
     is what full recomputation would be, `between` what the framework has between none and that."""
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     replicas: int
     pp: int
     vpp: int
@@ -63,7 +65,7 @@ class RowLayout:
     @property
     def width(self) -> int:
         """Devices of a mesh."""
-        return self.shape[0] * self.shape[1]
+        return prod(self.shape)
 
     @property
     def splits_optimizer_alone(self) -> bool:
@@ -93,9 +95,9 @@ def layout_of(row: Row, framework: Framework) -> RowLayout:
     method = _method(row)
     shape, replicas, intra_op = _of_method(row, method) if method else _axes(row, framework)
     pp, vpp = row.pp or 1, row.vpp or 1
-    if shape[0] * shape[1] * pp != row.devices:
-        sizes = "dp · cp · pp" if (row.cp or 1) > 1 else "dp · tp · pp"
-        raise InexpressibleRow(f"{sizes} is {shape[0] * shape[1] * pp}, on {row.devices} devices")
+    if prod(shape) * pp != row.devices:
+        sizes = "dp · cp · tp · pp" if (row.cp or 1) > 1 else "dp · tp · pp"
+        raise InexpressibleRow(f"{sizes} is {prod(shape) * pp}, on {row.devices} devices")
     microbatch = row.mbs
     if method and microbatch is not None:  # of a method, microbatches are those of all devices
         microbatch = max(1, microbatch // replicas)
@@ -113,8 +115,8 @@ def layout_of(row: Row, framework: Framework) -> RowLayout:
 
 
 def _that_zero_splits(
-    row: Row, shape: tuple[int, int], replicas: int, intra_op: str
-) -> tuple[tuple[int, int], int, int]:
+    row: Row, shape: tuple[int, ...], replicas: int, intra_op: str
+) -> tuple[tuple[int, ...], int, int]:
     """Axes, replicas and batch. Frameworks split flat buffers, which any number divides; a plan
     splits dimensions. Where the replicas divide none, as 48 do, the nearest power of two stands
     for them: each has as much to compute, and sends as many bytes within a percent."""
@@ -123,7 +125,7 @@ def _that_zero_splits(
     if divides or (row.ep or 1) > 1 or not re.search(r"zero[123]$", intra_op):
         return shape, replicas, row.gbs
     nearest = 2 ** round(log2(replicas))
-    return (shape[0] * nearest // replicas, shape[1]), nearest, row.gbs * nearest // replicas
+    return (shape[0] * nearest // replicas, *shape[1:]), nearest, row.gbs * nearest // replicas
 
 
 def _method(row: Row) -> str:
@@ -131,7 +133,7 @@ def _method(row: Row) -> str:
     return _METHODS.get(named[1], "") if named else ""
 
 
-def _of_method(row: Row, method: str) -> tuple[tuple[int, int], int, str]:
+def _of_method(row: Row, method: str) -> tuple[tuple[int, ...], int, str]:
     """Axes of a mesh, replicas and method, where the row names a method in place of sizes."""
     if (row.pp or 1) > 1:
         raise InexpressibleRow(f"method {method} with a pipeline")
@@ -141,7 +143,7 @@ def _of_method(row: Row, method: str) -> tuple[tuple[int, int], int, str]:
     return (row.devices, 1), row.devices, "replicate" if row.devices == 1 else method
 
 
-def _axes(row: Row, framework: Framework) -> tuple[tuple[int, int], int, str]:
+def _axes(row: Row, framework: Framework) -> tuple[tuple[int, ...], int, str]:
     """Axes of a mesh, replicas and method, of the sizes that the row states."""
     if row.zero not in _ZERO:
         raise InexpressibleRow(f"ZeRO stage '{row.zero}' is none of 0 to 3")
@@ -168,23 +170,24 @@ def _axes(row: Row, framework: Framework) -> tuple[tuple[int, int], int, str]:
     return (row.dp, 1), row.dp, f"zero{stage}" if stage else alone
 
 
-def _context(row: Row, framework: Framework) -> tuple[tuple[int, int], int, str]:
+def _context(row: Row, framework: Framework) -> tuple[tuple[int, ...], int, str]:
     """The same of a row whose sequences are split. Beside that axis, axes that it does not state
     have size 1, but for the replicas: those are what is left of the devices."""
     assert row.cp is not None and row.devices is not None, "the caller looks"
-    for name, size in (("tensor", row.tp), ("expert", row.ep)):
-        if (size or 1) > 1:
-            raise InexpressibleRow(f"context parallelism together with {name} parallelism")
+    if (row.ep or 1) > 1:
+        raise InexpressibleRow("context parallelism together with expert parallelism")
     named = re.search(r"attention by ([\w-]+)", row.note)
     way = named[1] if named else framework.attends_by
-    if way == "ring":
-        raise InexpressibleRow("attention by ring: plans with stages and microbatches have none")
     if way not in _CONTEXT:
-        raise InexpressibleRow(f"attention by '{way}' is none of ring, {', '.join(_CONTEXT)}")
-    replicas = row.dp or row.devices // (row.cp * (row.pp or 1))
+        raise InexpressibleRow(f"attention by '{way}' is none of {', '.join(_CONTEXT)}")
+    tensor = row.tp or 1
+    replicas = row.dp or row.devices // (row.cp * tensor * (row.pp or 1))
+    split, shape = _CONTEXT[way], (replicas, row.cp)
+    if tensor > 1:
+        split += "-sequence" if framework.splits_sequence or _splits_sequence(row) else "-megatron"
+        shape = (replicas, row.cp, tensor)
     stage = _ZERO[row.zero]  # which splits among the parts of a sequence, too
-    split = _CONTEXT[way]
-    return (replicas, row.cp), replicas, f"{split}-zero{stage}" if stage else split
+    return shape, replicas, f"{split}-zero{stage}" if stage else split
 
 
 def _pod(row: Row) -> int:

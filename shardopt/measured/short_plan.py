@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ class ShortCase:
     how: Computing
     machine: HostGroup
     stages: int
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     intra_op: str
     recompute: str
     microbatches: int
@@ -62,7 +63,7 @@ class ShortCase:
     @property
     def cluster(self) -> Cluster:
         """As many hosts as the stages need."""
-        width, total = self.machine.devices_per_host, self.stages * self.shape[0] * self.shape[1]
+        width, total = self.machine.devices_per_host, self.stages * prod(self.shape)
         group = replace(self.machine, hosts=-(-total // width), devices_per_host=min(width, total))
         return Cluster(group.name, (group,))
 
@@ -104,8 +105,7 @@ def finished_plan(case: ShortCase) -> Plan:
 def plan_document(case: ShortCase) -> dict[str, Any]:
     """The plan file: equally many blocks on each stage, and nothing left to choose but what the
     method leaves open."""
-    rows, columns = case.shape
-    width, host = rows * columns, case.cluster.groups[0].devices_per_host
+    width, host = prod(case.shape), case.cluster.groups[0].devices_per_host
     submesh = f"1x{width}" if width < host else f"{width // host}x{host}"
     layers = 1 if isinstance(case.spec, ResnetSpec) else case.spec.layers
     blocks = layers // case.stages
@@ -113,7 +113,7 @@ def plan_document(case: ShortCase) -> dict[str, Any]:
         {
             "layers": [blocks * stage, blocks * (stage + 1) - 1],
             "submesh": submesh,
-            "logical_shape": f"{rows}x{columns}",
+            "logical_shape": "x".join(map(str, case.shape)),
             "intra_op": case.intra_op,
             "recompute": case.recompute,
         }
@@ -167,7 +167,7 @@ def _summed_bytes(program: StepProgram, case: ShortCase) -> tuple[int, ...]:
         mesh = parse_mesh_tensor(argument.type).mesh
         held[stage_of[mesh]] += local_bytes(argument.type, meshes)
     for stage, cost in _costs(program.body_ops):
-        held[stage] += cost.summed_bytes + cost.scattered_bytes / (case.shape[0] * case.shape[1])
+        held[stage] += cost.summed_bytes + cost.scattered_bytes / prod(case.shape)
     return tuple(map(round, held))
 
 

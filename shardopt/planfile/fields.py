@@ -9,6 +9,7 @@ from typing import Any
 from shardopt.graph.recomputed_units import MODE_PATTERN, MODE_TEXT, is_mode
 from shardopt.graph.streamed_state import MODES as OFFLOAD_MODES
 from shardopt.hardware.cluster_file import DESCRIPTION
+from shardopt.mesh.mesh import AXIS_NAMES
 from shardopt.options.plan_options import PlanOptions
 from shardopt.planfile.option_fields import Options
 from shardopt.planfile.parts import (
@@ -26,26 +27,28 @@ from shardopt.support.records import Field, Items, Nullable, Record, Table, Tupl
 
 
 @dataclass(frozen=True)
-class SubmeshSizes:
-    """`HxD`, read into a pair."""
+class Sizes:
+    """`2x4`, read into as many numbers as there are, two to `most`."""
 
     example: str
+    most: int = 2
 
-    def read(self, value: Any, path: str, errors: list[str]) -> tuple[int, int] | None:
-        match = (
-            re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", value)
-            if isinstance(value, str)
-            else None
-        )
-        if match is None:
+    @property
+    def _pattern(self) -> str:
+        number = "[1-9][0-9]{0,8}"
+        times = "" if self.most == 2 else f"{{1,{self.most - 1}}}"
+        return f"{number}(x{number}){times}" if times else f"{number}x{number}"
+
+    def read(self, value: Any, path: str, errors: list[str]) -> tuple[int, ...] | None:
+        if not isinstance(value, str) or not re.fullmatch(self._pattern, value):
             errors.append(
                 f"field '{path}': expected sizes such as '{self.example}', got {value!r:.80}"
             )
             return None
-        return int(match[1]), int(match[2])
+        return tuple(map(int, value.split("x")))
 
     def schema(self) -> Schema:
-        return {"type": "string", "pattern": "^[1-9][0-9]{0,8}x[1-9][0-9]{0,8}$"}
+        return {"type": "string", "pattern": f"^{self._pattern}$"}
 
 
 class _Mode:
@@ -113,9 +116,9 @@ _STAGE = Record(
     {
         "layers": Field(Nullable(_PAIR), "first and last layer", None),
         "group": Field(Nullable(Text()), "name of the host group", None),
-        "submesh": Field(Nullable(SubmeshSizes("1x4")), "hosts x devices per host", None),
+        "submesh": Field(Nullable(Sizes("1x4")), "hosts x devices per host", None),
         "logical_shape": Field(
-            Nullable(SubmeshSizes("2x2")), "sizes of the mesh axes x and y", None
+            Nullable(Sizes("2x2", len(AXIS_NAMES))), "sizes of the mesh axes x, y and so on", None
         ),
         "devices": Field(
             Nullable(Items(INDEX, 1)), "device ids in row-major order of the axes", None

@@ -62,7 +62,7 @@ class PlannedStage:
     layers: tuple[int, int] | None = None
     group: str | None = None
     submesh: tuple[int, int] | None = None
-    logical_shape: tuple[int, int] | None = None
+    logical_shape: tuple[int, ...] | None = None
     devices: tuple[int, ...] | None = None
     recompute: str | None = None
     # Files of version 2 hold hashes of the text without it.

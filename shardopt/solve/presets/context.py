@@ -238,7 +238,7 @@ def context(method: str, stage: int, tables: IntraOpTables, input_kinds: InputKi
             f"preset '{preset}' lets keys go round: expected regions that do, as "
             "shardopt-rotate-keys writes them on one mesh without stages, found none"
         )
-    plan = context_plan(preset, method == "ulysses", tables, input_kinds)
+    plan = context_plan(preset, method == "ulysses", tables, input_kinds, axes)
     if stage:
         check_for_zero(plan, preset, stage)
         return state_in_parts(plan, input_kinds, stage)
@@ -250,10 +250,13 @@ def context(method: str, stage: int, tables: IntraOpTables, input_kinds: InputKi
 
 
 def context_plan(
-    preset: str, by_heads: bool, tables: IntraOpTables, input_kinds: InputKinds
+    preset: str,
+    by_heads: bool,
+    tables: IntraOpTables,
+    input_kinds: InputKinds,
+    axes: tuple[str, ...],
 ) -> ContextParallel:
-    """How batch and sequence are split. Raises UserError."""
-    axes = live_axes(tables.mesh)
+    """How batch and sequence are split, over the last of the axes. Raises UserError."""
     data = data_parallel(tables, input_kinds, preset, axes[:-1])
     sequence = follow_sequence(tables.graph, data.flow, axes[-1])
     _check(preset, by_heads, tables, axes[-1], sequence)

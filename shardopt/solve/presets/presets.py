@@ -7,7 +7,8 @@ the rest.
 * `megatron`, `sequence`, `summa-2d`, `2.5d`: weights are split too, see
   `shardopt.solve.presets.tensor`; `3d`: products are cubes, see `shardopt.solve.presets.cube`.
 * `context-gather`, `ulysses`, `ring`, and these with `-zero1` to `-zero3`: the sequence is split,
-  see `shardopt.solve.presets.context`.
+  see `shardopt.solve.presets.context`; `context-gather-megatron` to `ulysses-sequence-zero3`: the
+  sequence and weights are, see `shardopt.solve.presets.context_tensor`.
 * `tofu`: the best split over one axis after the other, see `shardopt.solve.presets.bisection`.
 * `expert`: weights of experts are split, see `shardopt.solve.presets.expert`.
 * `megatron-zero1` to `expert-zero3`: and the state as ZeRO does besides, see
@@ -28,6 +29,7 @@ from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.presets import bisection, context, cube, data, expert, propagated
 from shardopt.solve.presets import tensor as tensor_parallel
 from shardopt.solve.presets.base import Axes, InputKinds, Restriction, replicated
+from shardopt.solve.presets.context_tensor import context_tensor
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.strategies import live_axes
 from shardopt.support.errors import UserError
@@ -67,13 +69,24 @@ def restrict(preset: str, tables: IntraOpTables, input_kinds: InputKinds) -> Res
     return Restriction(fixed, allowed, restriction.transient)
 
 
+# What splits state along the last axis, and repeats it along the others.
+_WEIGHTS_ALONE = frozenset(
+    {
+        *("megatron", "sequence", "mics"),
+        *(f"{t}-{w}" for t in ("context-gather", "ulysses") for w in ("megatron", "sequence")),
+    }
+)
+
+
 def state_axes(preset: str, mesh: Mesh) -> Axes:
     """The axes of a mesh over which a preset may split state and its gradients: what it holds of
     them is no less than their share of these."""
     axes = live_axes(mesh)
     if preset in ("data", "replicate"):
         return ()
-    return axes[-1:] if preset in ("megatron", "sequence", "mics") else axes
+    if preset in _WEIGHTS_ALONE:
+        return axes[-1:]
+    return axes
 
 
 def _tied_to(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
@@ -165,6 +178,14 @@ PRESETS: Mapping[str, Preset] = {
     **{
         f"{method}-zero{stage}" if stage else method: partial(context.context, method, stage)
         for method in ("context-gather", "ulysses", "ring")
+        for stage in range(4)
+    },
+    **{
+        f"{tokens}-{weights}" + (f"-zero{stage}" if stage else ""): partial(
+            context_tensor, tokens, weights, stage
+        )
+        for tokens in ("context-gather", "ulysses")
+        for weights in ("megatron", "sequence")
         for stage in range(4)
     },
     "expert": expert.expert,

@@ -13,6 +13,7 @@ from collections.abc import Sequence, Set
 
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.base import (
+    Axes,
     InputKinds,
     Restriction,
     replicated,
@@ -22,8 +23,11 @@ from shardopt.solve.presets.sums import joined_terms, scattered_sum
 from shardopt.solve.presets.walk import AxisWalk
 
 
-def with_split_state(walk: AxisWalk, input_kinds: InputKinds, stage: int) -> Restriction:
-    """What a finished walk fixes, with its state as ZeRO `stage` 1 to 3 has it."""
+def with_split_state(
+    walk: AxisWalk, input_kinds: InputKinds, stage: int, axes: Axes | None = None
+) -> Restriction:
+    """What a finished walk fixes, with its state as ZeRO `stage` 1 to 3 has it, over `axes` (those
+    of the batch by default)."""
     flow, graph = walk.plan.flow, walk.graph
     parts = flow.weights | input_kinds.state if stage == 3 else flow.slots
     of_state = {
@@ -37,30 +41,32 @@ def with_split_state(walk: AxisWalk, input_kinds: InputKinds, stage: int) -> Res
         whole = walk.plan.whole_for_use(stage)
         allowed.update((op, walk.allowed.get(op, numbers)) for op, numbers in whole.items())
     allowed.update(_scattered_gradients(walk, stage))
-    state = _state(walk, input_kinds, parts)
+    state = _state(walk, input_kinds, parts, walk.plan.axes if axes is None else axes)
     allowed.update(walk.plan.kept_in_parts(stage, state))
     fixed = {**state, **walk.inputs()}
     transient = (*walk.gathered_for_use(), *walk.plan.gathered_for_use(stage))
     return Restriction(fixed, allowed, transient)
 
 
-def _state(walk: AxisWalk, input_kinds: InputKinds, parts: Set[int]) -> dict[int, Sharding]:
-    """All state as the walk has it; of the tensors in `parts` each device keeps a part of its
-    copy."""
+def _state(
+    walk: AxisWalk, input_kinds: InputKinds, parts: Set[int], axes: Axes
+) -> dict[int, Sharding]:
+    """All state as the walk has it; of the tensors in `parts` each device along the axes keeps a
+    part of its copy."""
     tables, plan = walk.tables, walk.plan
     state = {**replicated(tables, sorted(input_kinds.state)), **walk.state()}
     whole = dict(state)
     for tensor in sorted(parts & state.keys()):
-        state[tensor] = _in_parts(walk, tensor, whole[tensor])
+        state[tensor] = _in_parts(walk, tensor, whole[tensor], axes)
     for weight, slots in sorted(plan.flow.slots_of.items()):
-        parted = _in_parts(walk, weight, whole[weight])
+        parted = _in_parts(walk, weight, whole[weight], axes)
         state.update((slot.tensor, slot.like(parted)) for slot in slots if slot.tensor in parts)
     return state
 
 
-def _in_parts(walk: AxisWalk, tensor: int, sharding: Sharding) -> Sharding:
+def _in_parts(walk: AxisWalk, tensor: int, sharding: Sharding, axes: Axes) -> Sharding:
     """A sharding of a tensor, split further over the axes along which it has copies."""
-    rest = tuple(axis for axis in walk.plan.axes if axis not in sharding.axes)
+    rest = tuple(axis for axis in axes if axis not in sharding.axes)
     return split_further(walk.tables.mesh, walk.graph.tensors[tensor].shape, sharding, rest)
 
 

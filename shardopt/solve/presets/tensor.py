@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from shardopt.graph.op_graph import FactorRule, Op
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.base import InputKinds, Restriction, Split, scattering, split_further
-from shardopt.solve.presets.data import data_for_zero, data_parallel
+from shardopt.solve.presets.data import DataParallel, data_for_zero, data_parallel
 from shardopt.solve.presets.slots import leading_factor
 from shardopt.solve.presets.split_state import with_split_state
 from shardopt.solve.presets.walk import AxisWalk
@@ -207,13 +207,21 @@ def pairs(method: str, stage: int, tables: IntraOpTables, input_kinds: InputKind
         if stage
         else data_parallel(tables, input_kinds, preset, axes[:-1])
     )
-    walk = _METHODS[method](batch, axes[-1], arriving=frozenset(input_kinds.received))
-    walk.run()
-    if not walk.rows:
-        raise _no_products(preset, tables, axes[-1], ", two in a row")
+    walk = walk_pairs(method, preset, batch, axes[-1], input_kinds)
     if stage:
         return with_split_state(walk, input_kinds, stage)
     return Restriction({**walk.state(), **walk.inputs()}, walk.allowed, walk.gathered_for_use())
+
+
+def walk_pairs(
+    method: str, preset: str, batch: DataParallel, axis: str, input_kinds: InputKinds
+) -> AxisWalk:
+    """An axis followed to its end. Raises UserError where no weights come in pairs."""
+    walk = _METHODS[method](batch, axis, arriving=frozenset(input_kinds.received))
+    walk.run()
+    if not walk.rows:
+        raise _no_products(preset, batch.tables, axis, ", two in a row")
+    return walk
 
 
 def summa(preset: str, tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:

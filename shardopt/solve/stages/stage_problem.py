@@ -44,14 +44,14 @@ class StageConfig:
 
     num_devices: int
     submesh: Submesh
-    logical_shape: tuple[int, int]
+    logical_shape: tuple[int, ...]
     group: int = 0
     recompute: str = "none"
     method: str = "ilp"
     offload: str = "none"
 
     def __str__(self) -> str:
-        place = f"{self.submesh} as {self.logical_shape[0]}x{self.logical_shape[1]}"
+        place = f"{self.submesh} as {'x'.join(map(str, self.logical_shape))}"
         place += f" by {self.method}" if self.method != "ilp" else ""
         place += f" of host group {self.group}" if self.group else ""
         modes = [

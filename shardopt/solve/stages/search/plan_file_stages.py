@@ -61,10 +61,10 @@ def fixed_stages(
 def _config(stage: PlannedStage, k: int, cluster: Cluster) -> StageConfig:
     submesh, shape = stage.place(), stage.logical_shape
     assert submesh is not None and shape is not None
-    if shape[0] * shape[1] != submesh.num_devices:
+    if prod(shape) != submesh.num_devices:
         raise UserError(
             f"field 'stages[{k}].logical_shape': expected a shape of the {submesh.num_devices} "
-            f"devices of submesh {submesh}, found {shape[0]}x{shape[1]}"
+            f"devices of submesh {submesh}, found {'x'.join(map(str, shape))}"
         )
     return StageConfig(
         submesh.num_devices,
