@@ -113,5 +113,5 @@ class _Groups:
 
     @property
     def _tensor_parts(self) -> int:
-        splits = self.layout.intra_op.startswith(("sequence", "megatron"))
-        return self.layout.shape[1] if splits else 1
+        splits = any(name in self.layout.intra_op for name in ("sequence", "megatron"))
+        return self.layout.shape[-1] if splits else 1

@@ -182,10 +182,9 @@ def _context(row: Row, framework: Framework) -> tuple[tuple[int, ...], int, str]
         raise InexpressibleRow(f"attention by '{way}' is none of {', '.join(_CONTEXT)}")
     tensor = row.tp or 1
     replicas = row.dp or row.devices // (row.cp * tensor * (row.pp or 1))
-    split, shape = _CONTEXT[way], (replicas, row.cp)
+    split, shape = _CONTEXT[way], (replicas, row.cp, *((tensor,) if tensor > 1 else ()))
     if tensor > 1:
         split += "-sequence" if framework.splits_sequence or _splits_sequence(row) else "-megatron"
-        shape = (replicas, row.cp, tensor)
     stage = _ZERO[row.zero]  # which splits among the parts of a sequence, too
     return shape, replicas, f"{split}-zero{stage}" if stage else split
 

@@ -15,10 +15,10 @@ from shardopt.models.specs import LlamaSpec
 from shardopt.models.transformer import (
     Batch,
     Tree,
+    attend_in_groups,
     looked_up,
     mean_entropy,
     named_blocks,
-    attend_in_groups,
 )
 from shardopt.models.weights import Weight, matrix
 

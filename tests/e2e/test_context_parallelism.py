@@ -165,6 +165,39 @@ def test_sequences_over_eight_devices_give_the_numbers_of_one(preset: str) -> No
     check_numbers(compile_sharded(model(library), "2x4", preset, EIGHT))
 
 
+@pytest.mark.parametrize(
+    ("name", "mesh", "preset"),
+    [
+        ("library", "2x2", "context-gather-sequence"),
+        ("library", "2x2", "ulysses-megatron"),
+        pytest.param(
+            "grouped_queries", "2x2", "context-gather-megatron-zero1", marks=pytest.mark.slow
+        ),
+        pytest.param("library", "2x2", "ulysses-sequence-zero3", marks=pytest.mark.slow),
+        pytest.param("library", "2x2x2", "context-gather-sequence-zero1", marks=pytest.mark.slow),
+    ],
+)
+def test_sequences_and_weights_split_together_give_the_numbers_of_one_device(
+    name: str, mesh: str, preset: str
+) -> None:
+    """Keys are gathered, or heads exchanged, along one axis, and what products add up along the
+    other; XLA compiles what is planned."""
+    heads = 8 if name == "grouped_queries" else 4
+    each = compile_sharded(model(IDIOMS[name], heads), mesh, preset, EIGHT)
+    check_numbers(each)
+    assert comparable(each.traffic) == comparable(each.plan)
+    last = "xyz"[mesh.count("x")]
+    used = {(row.kind, row.axes) for row in each.plan}
+    attention = "all_to_all" if preset.startswith("ulysses") else "reduce_scatter"
+    weights = "reduce_scatter" if "sequence" in preset else "all_reduce"
+    assert {(attention, (chr(ord(last) - 1),)), (weights, (last,))} <= used
+
+
+def test_one_axis_does_not_split_sequences_and_weights() -> None:
+    with pytest.raises(PassFailure, match="expected a mesh of at least two axes"):
+        compile_sharded(model(library), "4", "context-gather-sequence")
+
+
 @pytest.mark.parametrize(("name", "mesh", "preset", "message"), REFUSALS)
 def test_attention_that_cannot_be_split_is_refused_with_a_reason(
     name: str, mesh: str, preset: str, message: str

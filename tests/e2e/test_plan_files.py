@@ -134,19 +134,20 @@ def outputs_agree(plan: Plan, inputs: list[np.ndarray], model: bytes) -> bool:
 
 @pytest.mark.slow
 def test_an_edited_plan_runs(tmp_path: Path) -> None:
-    """Another cut, another logical shape, another sharding of an argument: what the edit leaves is
-    planned."""
+    """Another cut, other logical shapes, one of three axes, another sharding of an argument: what
+    the edit leaves is planned."""
     model, inputs = MODELS["gpt"]()
     document = values_of(planned("gpt", layers=4))
     for stage, layers in zip(document["stages"], ([0, 0], [1, 3]), strict=True):
         stage.update(layers=layers, logical_shape="2x1", shardings=None)
     document["stages"][0].update(recompute="full", devices=[3, 1])
-    document["stages"][1].update(devices=[0, 2])
+    document["stages"][1].update(devices=[0, 2], logical_shape="1x2x1")
     plan, statistics = applied(model, tmp_path, document)
     assert statistics["stage candidates"] == 0 and statistics["meshes solved"] == 2
     first, second = plan.summary.stages
     assert (first.layers, first.logical_shape, first.devices) == (("layer_0",), (2, 1), (3, 1))
     assert (first.recompute, len(second.layers), second.devices) == ("full", 3, (0, 2))
+    assert second.logical_shape == (1, 2, 1)
     assert outputs_agree(plan, inputs, model)
 
 

@@ -30,6 +30,7 @@ from shardopt.extract.mesh_graphs import MeshGraph, is_staged, read_plain
 from shardopt.extract.op_graph import reads, sharding_rules
 from shardopt.ir.rewriting import defining, erase_dead
 from shardopt.mesh.mesh import parse_mesh
+from shardopt.mesh.shardings import live_axes
 from shardopt.options.names import MeshIntraOp
 from shardopt.passes.base import Pass, PassContext, option, plan_option
 from shardopt.passes.microbatches.find_batch import UndecidedBatch, find_batch
@@ -98,7 +99,7 @@ class RotateKeys(Pass):
         cluster = cluster_of(module, self.cluster, "")
         tables = IntraOpTables(graph.graph, graph.mesh, cluster)
         kinds = find_input_kinds(self.intra_op, graph, tables, self.batch_args)
-        return context_plan(self.intra_op, False, tables, kinds)
+        return context_plan(self.intra_op, False, tables, kinds, live_axes(graph.mesh))
 
 
 def _rotate(graph: MeshGraph, analysis: RingAnalysis, layout: RingLayout, pm: PassContext) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from shardopt.measured.layout import RowRecomputation, layout_of
 from shardopt.measured.predict import open_microbatches, whole_case
 from shardopt.measured.rows import Row, read_rows
 from shardopt.measured.unstated import InexpressibleRow
-from shardopt.models.specs import LlamaSpec, MoeSpec, ResnetSpec
+from shardopt.models.specs import GptSpec, LlamaSpec, MoeSpec, ResnetSpec
 from shardopt.support.errors import UserError
 
 TABLE = Path(__file__).parents[3] / "benchmarks" / "cost" / "measured_steps.csv"
@@ -78,6 +79,18 @@ def test_families(gpt: Row) -> None:
         ({"dp": 2, "tp": 1, "cp": 4}, (2, 4), "context-gather"),
         ({"dp": 2, "tp": 1, "cp": 4, "zero": "3"}, (2, 4), "context-gather-zero3"),
         ({"dp": None, "tp": None, "cp": 4, "note": "attention by ulysses"}, (2, 4), "ulysses"),
+        ({"dp": 2, "tp": 1, "cp": 4, "note": "attention by ring"}, (2, 4), "context-gather"),
+        ({"dp": 2, "tp": 4, "cp": 2}, (2, 2, 4), "context-gather-megatron"),
+        (
+            {"dp": 2, "tp": 4, "cp": 2, "zero": "1", "recompute": "none + sequence parallel"},
+            (2, 2, 4),
+            "context-gather-sequence-zero1",
+        ),
+        (
+            {"dp": 1, "tp": 2, "cp": 2, "note": "attention by ulysses"},
+            (1, 2, 2),
+            "ulysses-megatron",
+        ),
         ({"dp": 8, "tp": 1, "ep": 4, "arch": "moe", "experts": 8}, (2, 4), "expert"),
         (
             {"dp": 8, "tp": 1, "ep": 8, "zero": "3", "arch": "moe", "experts": 8},
@@ -87,10 +100,10 @@ def test_families(gpt: Row) -> None:
     ],
 )
 def test_methods_follow_from_axes(
-    gpt: Row, changes: dict[str, object], shape: tuple[int, int], intra_op: str
+    gpt: Row, changes: dict[str, object], shape: tuple[int, ...], intra_op: str
 ) -> None:
     row = replace(gpt, vpp=1, schedule="1f1b", **changes)  # type: ignore[arg-type]
-    layout = layout_of(replace(row, devices=shape[0] * shape[1] * 8), Framework())
+    layout = layout_of(replace(row, devices=prod(shape) * 8), Framework())
     assert (layout.shape, layout.intra_op) == (shape, intra_op)
 
 
@@ -169,10 +182,10 @@ def test_products_in_8_bits_are_beside_numbers_of_16(gpt: Row) -> None:
     [
         ({"precision": "int8"}, "products in int8"),
         ({"attention": "slow"}, "attention 'slow' is none of"),
-        ({"cp": 2}, "context parallelism together with tensor parallelism"),
-        ({"cp": 2, "tp": 1, "note": "attention by ring"}, "attention by ring"),
-        ({"cp": 2, "tp": 1, "note": "attention by post"}, "'post' is none of ring, all-gather"),
-        ({"cp": 3, "tp": None, "dp": None, "pp": None}, "dp · cp · pp is 63, on 64 devices"),
+        ({"cp": 2, "ep": 2}, "context parallelism together with expert parallelism"),
+        ({"cp": 2, "tp": 1, "note": "attention by post"}, "'post' is none of all-gather, ring"),
+        ({"cp": 3, "tp": None, "dp": None, "pp": None}, "dp · cp · tp · pp is 63, on 64 devices"),
+        ({"kv_heads": 7}, "7 heads of keys and values do not divide"),
         ({"dp": None}, "states no plan"),
         ({"dp": 4}, "dp · tp · pp"),
         ({"zero": "4"}, "ZeRO stage '4'"),
@@ -203,6 +216,33 @@ def test_a_row_that_states_it_overlaps(gpt: Row) -> None:
     assert pieces.overlap and pieces.windowed_products
     assert case_of(noted).sums_early and not case_of(gpt).sums_early
     assert not case_of(noted).machine.windowed_products
+
+
+@pytest.mark.parametrize("library", ["cudnn", "flash", "flash-2", "tpu"])
+def test_attention_in_kernels_has_rates_wherever_it_runs(gpt: Row, library: str) -> None:
+    """Its scores were written to memory on devices that no publication had measured it on. On a
+    V100, for which FlashAttention has none, they are."""
+    devices = ("A100", "H100", "H100 96GB", "H200", "GH200", "B200", "MI300X")
+    assert all(fused(replace(gpt, hardware=name, attention=library)) for name in devices)
+    assert not fused(replace(gpt, hardware="V100", attention=library))
+    assert bool(fused(replace(gpt, hardware="TPU v5e", attention=library))) == (library == "tpu")
+
+
+def test_maxtext_takes_the_kernels_of_the_device(gpt: Row) -> None:
+    maxtext = replace(gpt, source="MaxText", hardware="H100")
+    rates = [
+        case_of(each).machine.device.kernels
+        for each in (maxtext, replace(maxtext, attention="cudnn"))
+    ]
+    assert rates[0] == rates[1] and case_of(maxtext).machine.overlap
+
+
+def test_heads_of_queries_may_share_keys(gpt: Row) -> None:
+    assert gpt.heads is not None
+    shared = case_of(replace(gpt, kv_heads=gpt.heads // 4)).spec
+    alone = case_of(replace(gpt, kv_heads=gpt.heads)).spec
+    assert isinstance(shared, GptSpec) and shared.kv_heads == gpt.heads // 4
+    assert isinstance(alone, GptSpec) and alone.kv_heads == 0
 
 
 def test_a_source_names_its_framework(gpt: Row) -> None:

@@ -171,6 +171,16 @@ ERRORS = [
         "field 'stages[0].submesh': expected a part of a host or whole hosts of cpu-test:1x4",
     ),
     (
+        "stages.0.logical_shape",
+        "1x2x2",
+        "field 'stages[0].logical_shape': expected 2 devices as in 'submesh', found 4",
+    ),
+    (
+        "stages.0.logical_shape",
+        "2",
+        "field 'stages[0].logical_shape': expected sizes such as '2x2', got '2'",
+    ),
+    (
         "stages.1.devices",
         [2, 1],
         "field 'stages[1].devices': expected every device once, found 1 in stage 0, too",
