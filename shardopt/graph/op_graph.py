@@ -265,13 +265,15 @@ class Region:
 
     Tensors 0, 1, … are the `arguments` of its block; behind them stand the values that the
     operation captures, in the order in which they follow its `direct` operands. `splats` are
-    constants whose elements are all equal; `numbers`, in an island, are made of the number of the
-    device, each with the axes along which it differs."""
+    constants whose elements are all equal; `counts` gives for iotas the dimension along which they
+    count; `numbers`, in an island, are made of the number of the device, each with the axes along
+    which it differs."""
 
     graph: OpGraph
     arguments: int
     direct: int
     splats: Mapping[int, Splat] = field(default_factory=dict, compare=False)
+    counts: Mapping[int, int] = field(default_factory=dict, compare=False)
     numbers: Mapping[int, frozenset[str]] = field(default_factory=dict, compare=False)
 
     def operand(self, tensor: int) -> int:

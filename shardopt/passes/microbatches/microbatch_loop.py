@@ -77,6 +77,7 @@ class StepReader(GraphReader):
                     len(block.arguments),
                     len(op.operands),
                     reader.splats(),
+                    reader.counts(),
                     {reader.tensor(value): axes for value, axes in numbers.items()},
                 )
             )
@@ -103,6 +104,14 @@ class StepReader(GraphReader):
             if op.name == "constant"
         }
         return {tensor: value for tensor, value in elements.items() if value is not None}
+
+    def counts(self) -> dict[int, int]:
+        """tensor -> dimension, for iotas."""
+        return {
+            op.results[0]: ir.IntegerAttr(handle.attributes["iota_dimension"]).value
+            for op, handle in zip(self.ops, self.handles, strict=True)
+            if op.name == "iota"
+        }
 
 
 class LoopWriter:

@@ -101,11 +101,10 @@ class CouplingError(UserError):
 
 
 class RowsWanted(CouplingError):
-    """An island needs rows of a `tensor` of its graph that does not depend on the batch."""
+    """An island needs rows of a `tensor` of the step that does not depend on the batch."""
 
-    def __init__(self, error: CouplingError, tensor: int, split: Split) -> None:
+    def __init__(self, error: CouplingError, tensor: int | None, split: Split) -> None:
         super().__init__(str(error), error.op)
-        self.regions, self.origin_depth = error.regions, error.origin_depth
         self.tensor, self.split = tensor, split
 
 

@@ -12,6 +12,7 @@ is made and sliced there."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
@@ -25,7 +26,7 @@ from shardopt.graph.microbatching import (
     TimePlan,
     View,
 )
-from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.graph.op_graph import Op, OpGraph, Region
 from shardopt.solve.microbatches.accumulation import is_layout
 from shardopt.solve.microbatches.axis import (
     WITHOUT_ESTIMATE,
@@ -67,7 +68,7 @@ def plan_loop(graph: OpGraph, batch: Batch) -> tuple[TimeAxis, TimePlan]:
         try:
             return axis, place_ops(axis)
         except RowsWanted as want:
-            if want.tensor in batch.rows:
+            if want.tensor is None or want.tensor in batch.rows:
                 raise
             # A mask, say, that one block keeps for its backward.
             batch = replace(batch, rows={**batch.rows, want.tensor: want.split})
@@ -149,7 +150,8 @@ class _Placement:
     def _region_operands(self, index: int, op: Op, axis: RegionAxis) -> tuple[View, ...]:
         """What enters the block of a loop or decides about a branch, then what regions capture."""
         if index not in self.region_plans:
-            self.region_plans[index] = _plan_regions(index, op, axis)
+            is_for_device = isinstance(self, _DevicePlacement)
+            self.region_plans[index] = _plan_regions(index, op, axis, is_for_device)
         direct = op.regions[0].direct
         views = [
             View(
@@ -375,30 +377,28 @@ class _RegionPlacement(_Placement):
             self._run_in_body(producer, None)
 
 
-class _IslandPlacement(_RegionPlacement):
-    """Code for one device: which rows of the batch it has, it cannot tell."""
+class _DevicePlacement(_RegionPlacement):
+    """Code for one device, a `region` of `op`: which rows of the batch it has, it cannot tell."""
 
-    def __init__(self, index: int, op: Op, axis: TimeAxis) -> None:
+    def __init__(self, op: Op, region: Region, axis: TimeAxis) -> None:
         super().__init__(axis)
-        self.index, self.op = index, op
+        self.op, self.region = op, region
 
     def visit_input(self, tensor: int) -> None:
-        if self.axis.states[tensor].kind is AxisKind.CONST:
+        is_argument = tensor < self.region.arguments
+        if is_argument and self.axis.states[tensor].kind is AxisKind.CONST:
             for view in self.demands[tensor].body:
                 if view.split is not None:
-                    reader = self.graph.consumers()[tensor][0]
-                    split = self._of_all_devices(tensor, view.split)
-                    raise RowsWanted(self._refusal(reader), self.op.operands[tensor], split)
+                    raise self._wants(tensor, view.split)
         super().visit_input(tensor)
 
-    def _of_all_devices(self, tensor: int, split: Split) -> Split:
-        assert self.op.island is not None
-        sizes = dict(self.op.island.axes)
-        along = self.op.island.operands[tensor][split.dim]
-        return replace(split, extent=split.extent * prod(sizes[axis] for axis in along))
+    def _wants(self, tensor: int, split: Split) -> CouplingError:
+        return self._refusal(self.graph.consumers()[tensor][0])
 
     def _cut_for(self, op: Op, result: int, split: Split | None) -> Cut | None:
-        return None if op.name == "iota" else super()._cut_for(op, result, split)
+        along = self.region.counts.get(op.results[result])
+        is_place = split is not None and along == split.dim
+        return None if is_place else super()._cut_for(op, result, split)
 
     def _provide(self, view: View) -> None:
         if view.split is not None:
@@ -406,33 +406,60 @@ class _IslandPlacement(_RegionPlacement):
         super()._provide(view)
 
     def _refusal(self, op: int) -> CouplingError:
-        error = CouplingError("has a value of its own for each row of a device", op)
-        error.enter(self.index, 0)
-        return error
+        return CouplingError("has a value of its own for each row of a device", op)
 
 
-def _plan_regions(index: int, op: Op, axis: RegionAxis) -> tuple[RegionPlan, ...]:
+class _IslandPlacement(_DevicePlacement):
+    """Of what it is handed it may have the rows."""
+
+    def _wants(self, tensor: int, split: Split) -> CouplingError:
+        assert self.op.island is not None
+        sizes = dict(self.op.island.axes)
+        along = self.op.island.operands[tensor][split.dim]
+        extent = split.extent * prod(sizes[axis] for axis in along)
+        error = super()._wants(tensor, split)
+        return RowsWanted(error, self.op.operands[tensor], replace(split, extent=extent))
+
+
+def _plan_regions(
+    index: int, op: Op, axis: RegionAxis, is_for_device: bool
+) -> tuple[RegionPlan, ...]:
+    """`is_for_device`: the op stands in code for one device."""
     plans = []
     for number, (region, inside) in enumerate(zip(op.regions, axis.axes, strict=True)):
-        is_island = op.island is not None
-        walk = _IslandPlacement(index, op, inside) if is_island else _RegionPlacement(inside)
+        walk = _RegionPlacement(inside)
+        if op.island is not None:
+            walk = _IslandPlacement(op, region, inside)
+        elif is_for_device:
+            walk = _DevicePlacement(op, region, inside)
         # How often a loop runs is no result of it.
         states = (None,) if op.name == "while" and number == 0 else axis.results
-        results = tuple(map(walk.view_of, inside.graph.outputs, states))
-        for view in results:
-            walk.demands[view.tensor].body.setdefault(view)
-        walk.visit_all()
-        arguments = range(region.arguments)
-        captured = [view for view in walk.entering if view.tensor not in arguments]
-        plans.append(
-            RegionPlan(
-                arguments=tuple(View(t, inside.states[t].split) for t in arguments),
-                captures=tuple(
-                    (view, replace(view, tensor=op.operands[region.operand(view.tensor)]))
-                    for view in captured
-                ),
-                body=walk.body_ops(),
-                results=results,
-            )
-        )
+        try:
+            plans.append(_plan_region(walk, op, region, states))
+        except CouplingError as error:
+            error.enter(index, number)
+            if isinstance(error, RowsWanted) and op.island is None:
+                error.tensor = None  # it is one of a loop, which is not looked for
+            raise
     return tuple(plans)
+
+
+def _plan_region(
+    walk: _RegionPlacement, op: Op, region: Region, states: Sequence[State | None]
+) -> RegionPlan:
+    axis = walk.axis
+    results = tuple(map(walk.view_of, axis.graph.outputs, states))
+    for view in results:
+        walk.demands[view.tensor].body.setdefault(view)
+    walk.visit_all()
+    arguments = range(region.arguments)
+    captured = [view for view in walk.entering if view.tensor not in arguments]
+    return RegionPlan(
+        arguments=tuple(View(t, axis.states[t].split) for t in arguments),
+        captures=tuple(
+            (view, replace(view, tensor=op.operands[region.operand(view.tensor)]))
+            for view in captured
+        ),
+        body=walk.body_ops(),
+        results=results,
+    )
