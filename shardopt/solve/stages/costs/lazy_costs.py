@@ -52,6 +52,10 @@ MOST_WITHOUT_PLAN, MOST_FOR_LEANEST = 1000, 250
 # Solves between two attempts at a good plan: most of them teach little about what costs will be.
 GUESS_EVERY = 5
 
+# Stages that miss the memory by less than this factor are sharded within it, which may take as long
+# as many solves, where a plan of them would be shorter than the best by more than that one.
+NEARLY_FITS, WORTH_FITTING = 1.1, 1.5
+
 # What may be spent on the runners-up of a plan, which are looked at where the formula misjudges
 # them, in operations (`CostCounts.work`): some ten seconds.
 MOST_FOR_OTHERS = 250_000
@@ -133,10 +137,32 @@ class LazyStageCosts:
 
     def best(self, in_flight_of: InFlight, planner: Planner) -> StageSolution:
         """The best plan under exact costs, or one within the tolerance of it, relatively; its
-        `bound` is proven.
+        `bound` holds for all plans of the shardings that were found.
 
         The planner must choose a plan that is best under the arrays it is given. Raises its
         UserError where even the bounds allow no plan."""
+        best = self._search(in_flight_of, planner)
+        best = self._nearly_fitting(best, in_flight_of, planner)
+        # A stage may have become shorter when its memory was counted.
+        return replace(best, bound=min(best.bound, best.seconds))
+
+    def _nearly_fitting(
+        self, best: StageSolution, in_flight_of: InFlight, planner: Planner
+    ) -> StageSolution:
+        """The best plan, or a much shorter one whose stages miss the memory by little as they are,
+        and can be sharded within it."""
+        problem = self.arrays.stage_problem(in_flight_of)
+        room = tuple(NEARLY_FITS * limit for limit in problem.memory_bytes)
+        stages = planner(replace(problem, memory_bytes=room), best.stages).stages
+        seconds = evaluate(problem, stages).seconds
+        if seconds * WORTH_FITTING > best.seconds or self._pending(stages):
+            return best
+        self.fit(stages, in_flight_of)
+        shorter = self._better(best, in_flight_of, stages)
+        assert shorter is not None
+        return best if shorter is best else replace(shorter, bound=min(seconds, best.bound))
+
+    def _search(self, in_flight_of: InFlight, planner: Planner) -> StageSolution:
         arrays, best, bound = self.arrays, None, 0.0
         # Counts go on over all searches with these costs: later ones get their share on top.
         budget = max(self.most_solves, self.counts.solves + MORE_SOLVES)

@@ -27,6 +27,7 @@ from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh, check_number
 from shardopt.solve.stages.costs import lazy_costs
 from shardopt.solve.stages.costs.bounds import Rooflines, relaxed_layer
+from shardopt.solve.stages.costs.cost_arrays import CostArrays
 from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts, NothingFits
 from shardopt.solve.stages.costs.lean import LeanSharder
@@ -498,3 +499,33 @@ def test_a_search_without_a_plan_ends_with_the_leanest(
     plan = lazy.best(one_f_one_b_in_flight, planner)
     found = lazy.problem(one_f_one_b_in_flight)
     assert is_plan(found, plan.stages) and not is_plan(found, largest)
+
+
+@pytest.mark.parametrize("can_fit", [True, False])
+def test_a_much_shorter_plan_that_misses_the_memory_by_little_is_sharded_within_it(
+    monkeypatch: pytest.MonkeyPatch, can_fit: bool
+) -> None:
+    lazy, everything = exact(problem())
+    stages = solve_stages(everything).stages
+    arrays, limit = lazy.arrays, 1e12
+    lazy.candidates = arrays.problem = replace(lazy.candidates, memory_limit_bytes=(int(limit),))
+    others = np.ones_like(arrays.level, dtype=bool)
+    for stage in stages:
+        others[stage] = False
+    arrays.seconds[others] *= 10
+    missing = max(stages, key=lambda stage: everything.seconds[stage])
+    arrays.fixed_bytes[missing] = 1.05 * limit
+    asked = []
+
+    def fit(self: CostArrays, stage: tuple[int, int, int], in_flight: int, versions: int) -> bool:
+        asked.append(stage)
+        if can_fit:
+            self.fixed_bytes[stage] = 0.9 * limit
+            self.seconds[stage] *= 1.1
+        return can_fit
+
+    monkeypatch.setattr(CostArrays, "fit", fit)
+    plan = lazy.best(one_f_one_b_in_flight, lambda found, _: solve_stages(found))
+    assert asked == [missing]
+    assert (plan.stages == stages) == can_fit and plan.bound <= plan.seconds
+    assert is_plan(lazy.problem(one_f_one_b_in_flight), plan.stages)
