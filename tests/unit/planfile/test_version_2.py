@@ -22,7 +22,8 @@ from tests.unit.planfile.test_plan_file import JSON, MODEL
 
 # Of docs/tutorial/mlp.mlir on cpu-test:1x4 with 4 microbatches, 2 layers, 2 stages, partial sums
 # and a memory budget; without the rows of three operations that nothing reads where a stage
-# recomputes its layers, which fragments held then.
+# recomputes its layers, which fragments held then. Sums of gradients were taken up behind all of them,
+# so that stage 1 was predicted to hold 0.25 MiB more.
 KEPT = str(Path(__file__).parent / "files" / "version-2.json")
 REMAT = {
     "tensor": 4,
@@ -54,7 +55,8 @@ def test_a_kept_file_gives_the_plan_that_it_was_written_for() -> None:
     assert load_plan_file(KEPT).stage_phase_prediction() is not None
     written = json.loads(json_text(plan.to_json()))
     paths = [each.path for each in differences(load_values(KEPT), written)]
-    since = ["options.overlap", "options.offload", "stages[0].offload", "stages[1].offload"]
+    since = ["options.overlap", "options.offload", "stages[0].offload"]
+    since += ["stages[1].predicted.peak_bytes", "stages[1].offload"]
     assert paths == ["model.fingerprint", *since], "options since then, at their defaults"
 
 
