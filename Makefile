@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # keep what it compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup test test-fast lint wheel-check docs docs-check site demo clean
+.PHONY: setup test test-all test-fast lint wheel-check docs docs-check site demo clean
 
 setup: $(STAMP)
 
@@ -17,15 +17,20 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-# Fast and slow tests in one run: tests of a file share what they plan, so each process gets files
-# that stand together, and takes others of the rest when it is done. Lint and wheel check keep one
-# core busy each.
+# Tests of a file share what they plan, so each process gets files that stand together, and takes
+# others of the rest when it is done. Lint and wheel check keep one core busy each.
+PYTEST = $(BIN)/pytest -q -n 2 --dist worksteal
+
 test: $(STAMP)
 	+$(MAKE) --no-print-directory -j2 lint wheel-check
-	$(BIN)/pytest -q -n 2 --dist worksteal
+	$(PYTEST) -m 'not slow'
+
+test-all: $(STAMP)
+	+$(MAKE) --no-print-directory -j2 lint wheel-check
+	$(PYTEST)
 
 test-fast: $(STAMP)
-	$(BIN)/pytest -q -m 'not slow' -n 2 --dist worksteal
+	$(PYTEST) -m 'not slow'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

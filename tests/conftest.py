@@ -1,12 +1,13 @@
 """What holds for all tests: they see neither the cache of the user who runs them nor that of
 another test, XLA compiles for them in a third of its time, garbage is collected seldom, and no child
-reads first what they have exported themselves."""
+reads first what they have exported themselves. A run without slow tests says how many it left out."""
 
 from __future__ import annotations
 
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -36,6 +37,9 @@ os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *_CHOICES))
 gc.set_threshold(20_000, 10, 20)
 
 
+_QUICK_ONLY, _LEFT_OUT = "not slow", pytest.StashKey[int]()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     del session
     if "jax" in sys.modules:  # tests of what needs no JAX start without it
@@ -56,3 +60,28 @@ def _trust_exports() -> None:
         made_here(self.mlir_module_serialized)
 
     Exported.__init__ = make_trusted  # type: ignore[method-assign]
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    config = items[0].config
+    if config.option.markexpr == _QUICK_ONLY:
+        slow = sum(item.get_closest_marker("slow") is not None for item in items)
+        config.stash[_LEFT_OUT] = config.stash.get(_LEFT_OUT, 0) + slow
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Workers of pytest-xdist, each of which collects all tests, tell the process that reports."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = session.config.stash.get(_LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", 0)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if count := config.stash.get(_LEFT_OUT, 0):
+        terminalreporter.write_line(f"{count} slow tests left out: `make test-all` runs them")

@@ -79,7 +79,9 @@ def test_devices_hold_less_and_compute_the_same() -> None:
     "options",
     [
         {"stages": 1, "submesh": "1x2"},
-        {"schedule": "zb-v", "stages": 4, "recompute": "layer"},
+        pytest.param(
+            {"schedule": "zb-v", "stages": 4, "recompute": "layer"}, marks=pytest.mark.slow
+        ),
         {"schedule": "pipedream-2bw"},
     ],
 )

@@ -55,14 +55,14 @@ def reference_of(name: str) -> list[np.ndarray]:
     ("name", "options"),
     [
         ("gpt", {}),
-        ("gpt", {"microbatches": 1}),
-        ("gpt", {"microbatches": 4, "schedule": "gpipe"}),
+        pytest.param("gpt", {"microbatches": 1}, marks=pytest.mark.slow),
+        pytest.param("gpt", {"microbatches": 4, "schedule": "gpipe"}, marks=pytest.mark.slow),
         ("gpt", {"stages": 1, "submesh": "1x4", "logical_shape": "2x2"}),
         ("gpt", {"stages": 4, "submesh": "1x1", "microbatches": 4, "layers": 4}),
-        ("gpt", {"microbatches": 4, "schedule": "eager-1f1b"}),
-        ("gpt", {"microbatches": 4, "schedule": "zero-bubble"}),
+        pytest.param("gpt", {"microbatches": 4, "schedule": "eager-1f1b"}, marks=pytest.mark.slow),
+        pytest.param("gpt", {"microbatches": 4, "schedule": "zero-bubble"}, marks=pytest.mark.slow),
         ("gpt", {"intra_op": "data"}),
-        ("gpt", {"intra_op": "heuristic"}),
+        pytest.param("gpt", {"intra_op": "heuristic"}, marks=pytest.mark.slow),
         ("gpt", {"inter_op": "equal-layer", "layers": 2}),
         ("gpt", {"inter_op": "equal-op", "layers": 2}),
         ("gpt", {"inter_op": "intra-only", "stages": None, "submesh": None}),
@@ -118,6 +118,7 @@ def test_a_schedule_from_a_csv_file_is_run(tmp_path: Path) -> None:
     assert [row for row in compare(outputs, reference_of("gpt")) if not row.within(TOLERANCE)] == []
 
 
+@pytest.mark.slow
 def test_the_schedule_built_from_durations_is_run() -> None:
     options = {"microbatches": 4, "stages": 4, "submesh": "1x1", "layers": 4}
     plan = plan_of("gpt", **options)

@@ -74,7 +74,13 @@ def test_a_price_is_what_the_shard_phase_plans(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "recompute", ["none", "selective", "selective:1", "layer:1", "layer", "full"]
+    "recompute",
+    [
+        "none",
+        "selective",
+        "layer:1",
+        *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("selective:1", "layer", "full")),
+    ],
 )
 def test_a_stage_of_two_costs_what_it_recomputes(recompute: str) -> None:
     """Two stages on one device each: every one costs what the shard phase says of its fragments."""

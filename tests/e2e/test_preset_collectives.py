@@ -40,7 +40,9 @@ from tests.e2e.preset_models import (
 # A grid of unequal axes shows all that a square one does, and which axis is which.
 EVERY_MESH = pytest.mark.parametrize("mesh", ["4", pytest.param("2x4", marks=pytest.mark.slow)])
 EVERY_GRID = pytest.mark.parametrize("mesh", ["2x4"])
-EVERY_MODEL = pytest.mark.parametrize("model", ["gpt", "moe", "resnet"])
+EVERY_MODEL = pytest.mark.parametrize(
+    "model", ["gpt", "resnet", pytest.param("moe", marks=pytest.mark.slow)]
+)
 Axes = tuple[str, ...]
 
 # ---- formulas ----

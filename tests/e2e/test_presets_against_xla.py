@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -48,12 +49,18 @@ _COVERED = {
 }
 
 
+# One of each kind of exchange; `test_preset_collectives` has every preset without XLA.
+_QUICK = {"ilp", "data", "zero3", "megatron", "sequence", "ulysses", "ring", "summa-2d", "expert"}
+
 _ONCE = "XLA unrolls loops of one step, and sends keys once for the turns of a ring of two devices"
 
 
-def _cases() -> list[tuple[str, str, str]]:
+def _cases() -> list[Any]:
     if not os.environ.get("SHARDOPT_EVERY_PRESET"):
-        return [(model, preset, mesh) for preset, (model, mesh) in _COVERED.items()]
+        return [
+            pytest.param(model, preset, mesh, marks=() if preset in _QUICK else pytest.mark.slow)
+            for preset, (model, mesh) in _COVERED.items()
+        ]
     return [
         (model, preset, mesh)
         for model in _MODELS

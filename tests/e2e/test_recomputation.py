@@ -74,20 +74,33 @@ def test_the_loop_says_what_is_recomputed() -> None:
     ("name", "recompute", "options"),
     [
         ("gpt", "selective", {"layers": 4}),
-        ("gpt", "selective", {"layers": 4, "stages": 1, "submesh": "1x4"}),
+        pytest.param(
+            "gpt", "selective", {"layers": 4, "stages": 1, "submesh": "1x4"}, marks=pytest.mark.slow
+        ),
         ("scanned", "selective", {"layers": 4, "stages": 4, "submesh": "1x1", "microbatches": 4}),
         ("clipped", "selective", {"layers": 2}),
         ("gpt", "selective:1", {"layers": 4}),
         ("gpt", "layer:1", {"layers": 4}),
-        ("gpt", "layer:3", {"layers": 4, "stages": 1, "submesh": "1x4"}),
-        ("gpt", "selective", {"layers": 4, "schedule": "zero-bubble"}),
-        ("gpt", "selective:1", {"layers": 4, "schedule": "zb-v", "stages": 4, "submesh": "1x2"}),
-        ("gpt", "layer", {"layers": 4}),
+        pytest.param(
+            "gpt", "layer:3", {"layers": 4, "stages": 1, "submesh": "1x4"}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "gpt", "selective", {"layers": 4, "schedule": "zero-bubble"}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "gpt",
+            "selective:1",
+            {"layers": 4, "schedule": "zb-v", "stages": 4, "submesh": "1x2"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("gpt", "layer", {"layers": 4}, marks=pytest.mark.slow),
         ("gpt", "full", {"layers": 4}),
-        ("gpt", "layer", {"layers": 4, "stages": 1, "submesh": "1x4"}),
+        pytest.param(
+            "gpt", "layer", {"layers": 4, "stages": 1, "submesh": "1x4"}, marks=pytest.mark.slow
+        ),
         ("scanned", "full", {"layers": 4, "stages": 4, "submesh": "1x1", "microbatches": 4}),
         ("clipped", "layer", {"layers": 2}),
-        ("clipped", "full", {"layers": 2, "schedule": "gpipe"}),
+        pytest.param("clipped", "full", {"layers": 2, "schedule": "gpipe"}, marks=pytest.mark.slow),
     ],
 )
 def test_outputs_equal_those_of_one_device(

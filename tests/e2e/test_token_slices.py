@@ -63,7 +63,12 @@ def plan_model(artifact: bytes, slices: str, **options: Any) -> Plan:
     [
         ("1,4,3", (1, 4, 3), {}),
         ("2", (4, 4), {"cluster": "cpu-test:1x4", "submesh": "1x2"}),
-        ("5,3", (5, 3), {"recompute": "selective", "offload": "optimizer"}),
+        pytest.param(
+            "5,3",
+            (5, 3),
+            {"recompute": "selective", "offload": "optimizer"},
+            marks=pytest.mark.slow,
+        ),
         ("5,3", (5, 3), {"microbatches": 1, "recompute": "full"}),
         pytest.param(
             "1,4,3",
@@ -135,6 +140,7 @@ def decoder_step() -> tuple[bytes, list[np.ndarray]]:
     return export_step(step, (params, optimizer.init(params), jax.random.key_data(key)), (tokens,))
 
 
+@pytest.mark.slow
 def test_a_model_of_another_library_with_padding_and_dropout() -> None:
     artifact, inputs = decoder_step()
     plan = plan_model(artifact, "3,5", microbatches=1, layers=2)

@@ -43,7 +43,9 @@ def _gradients(name: str, how: Computing) -> list[np.ndarray]:
     return [np.asarray(each, np.float64) for each in jax.tree.leaves(results)]
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    "name", [DECODERS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in DECODERS[1:])]
+)
 @pytest.mark.parametrize("recomputed", [each for each in get_args(Recomputed) if each != "none"])
 def test_recomputation_changes_no_number(name: str, recomputed: Any) -> None:
     plain, ours = (_gradients(name, how) for how in (PLAIN, Computing(False, recomputed)))
@@ -65,7 +67,7 @@ def test_how_a_library_computes_changes_no_number(name: str, how: Computing) -> 
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", pytest.param("moe-tiny", marks=pytest.mark.slow)])
 def test_sums_are_normalized_where_parts_end(name: str) -> None:
     """By as many norms as weigh otherwise; blocks end with one, and the loss begins with none."""
     how, plain = Computing(normalizes_sums=True), _gradients(name, PLAIN)

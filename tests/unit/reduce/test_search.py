@@ -52,6 +52,7 @@ def test_two_runs_leave_the_same() -> None:
     assert searched(mlp(), test) == searched(mlp(), test)
 
 
+@pytest.mark.slow
 def test_the_failure_stays_the_same() -> None:
     failure = failure_of(mlp(), 60.0, on_modules=preload)
     assert failure is not None and failure.step == "shardopt-split-microbatches"
