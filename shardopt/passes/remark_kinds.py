@@ -19,6 +19,7 @@ REMARK_KINDS = {
     "no-batch-structure": "why a step cannot be cut along its batch",
     "no-sharding-rule": "what cannot be partitioned and runs whole on each device",
     "rematerialized": "a value that is computed again, and what that saves",
+    "promised-seconds": "the finished step takes less than its stages were chosen for",
     "ring-attention": "attention whose keys go round a ring of devices, and in how many turns",
     "runs-whole": "what a program for one device computes whole",
     "schedule": "the schedule that was taken, and those beside it",

@@ -152,4 +152,5 @@ def test_annotations_reach_the_stages_of_a_pipeline() -> None:
     pattern = re.compile(r'tensor<64x64xf32>, sharding=<@m[01], \[\{"y"\}, \{\}\]>')
     for side in (arguments, results):
         assert side.count("tensor<64x64xf32>") == len(pattern.findall(side)) == 4
-    assert not [text for text in messages if "warning" in text]
+    # Stages are chosen without annotations: that the step takes longer is said, and nothing else.
+    assert all("takes" in text for text in messages if "warning" in text)
