@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from shardopt.mesh.mesh import MAX_DEVICES, Mesh, Sharding
+from shardopt.mesh.mesh import MAX_DEVICES, Mesh, Sharding, axes_text
 
 # Device ids that a message shows.
 _MAX_LISTED = 16
@@ -121,7 +121,7 @@ class Annotation:
             if self.replicated
             else ""
         )
-        over = ", ".join(f"{name}={size}" for name, size in self.axes)
+        over = axes_text(self.axes)
         listed = ", ".join(map(str, self.devices[:_MAX_LISTED])) + (
             ", …" if len(self.devices) > _MAX_LISTED else ""
         )

@@ -74,7 +74,7 @@ class Mesh:
         return dict(self.axes)
 
     def __str__(self) -> str:
-        return f"{self.name}[{', '.join(f'{n}={s}' for n, s in self.axes)}]"
+        return f"{self.name}[{axes_text(self.axes)}]"
 
 
 # What a planner asks for again and again: a few shardings of a few shapes.
@@ -211,6 +211,11 @@ class Sharding:
 
 def _braced(axes: tuple[str, ...]) -> str:
     return "{" + ", ".join(f'"{axis}"' for axis in axes) + "}"
+
+
+def axes_text(axes: Sequence[tuple[str, int]]) -> str:
+    """Names and sizes, as messages list them."""
+    return ", ".join(f"{name}={size}" for name, size in axes)
 
 
 def matching_axes(axes: Sequence[tuple[str, int]], mesh: Mesh) -> dict[str, tuple[str, ...]] | None:

@@ -35,9 +35,8 @@ class Sizes:
 
     @property
     def _pattern(self) -> str:
-        number = "[1-9][0-9]{0,8}"
-        times = "" if self.most == 2 else f"{{1,{self.most - 1}}}"
-        return f"{number}(x{number}){times}" if times else f"{number}x{number}"
+        number, more = "[1-9][0-9]{0,8}", self.most - 1
+        return f"{number}x{number}" if more == 1 else f"{number}(x{number}){{1,{more}}}"
 
     def read(self, value: Any, path: str, errors: list[str]) -> tuple[int, ...] | None:
         if not isinstance(value, str) or not re.fullmatch(self._pattern, value):

@@ -35,7 +35,7 @@ from jaxlib.mlir import ir
 from shardopt.cost.frontier import Frontier
 from shardopt.dialect.choices import write_choices
 from shardopt.dialect.cluster import cluster_of
-from shardopt.dialect.manual import MANUAL, read_region
+from shardopt.dialect.manual import MANUAL
 from shardopt.extract.batch_arguments import parse_batch_arguments
 from shardopt.extract.chosen_plan import main_of
 from shardopt.extract.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
@@ -45,8 +45,7 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster, with_overlap
 from shardopt.hardware.memory_limit import check_budget, check_memory_options
 from shardopt.hardware.profile_file import with_profile
-from shardopt.ir.rewriting import operations
-from shardopt.mesh.mesh import Mesh, parse_mesh
+from shardopt.mesh.mesh import Mesh, axes_text, matching_axes, parse_mesh
 from shardopt.options.names import (
     Annotations,
     MeshIntraOp,
@@ -71,16 +70,14 @@ from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
 
 
-def _check_regions(root: ir.Operation, mesh: Mesh, pm: PassContext) -> None:
+def _check_regions(graph: MeshGraph, pm: PassContext) -> None:
     """Manual regions lie on the mesh that they were written for, and on no other."""
-    for op in operations(root, (MANUAL,)):
-        region = read_region(op)
-        if region.on(mesh) is None:
-            listed = ", ".join(f"{name}={size}" for name, size in region.axes)
+    for op, handle in zip(graph.graph.ops, graph.reader.handles, strict=True):
+        if op.island is not None and matching_axes(op.island.axes, graph.mesh) is None:
             raise pm.error(
-                op,
-                f"expected a mesh with the axes that '{MANUAL}' is written for ({listed}), found "
-                f"{mesh}",
+                handle,
+                f"expected a mesh with the axes that '{MANUAL}' is written for "
+                f"({axes_text(op.island.axes)}), found {graph.mesh}",
             )
 
 
@@ -177,8 +174,6 @@ class ChooseShardings(Pass):
             raise UserError(
                 "expected a module without stages for a frontier, found one with stages"
             )
-        if mesh is not None:
-            _check_regions(main, mesh, pm)
         # Before the graphs are read, as demands put markers into the module.
         # Between fragments tiles are even, and where no partitioner pads them.
         padded = mesh is not None and self.sharding_format != "collectives"
@@ -187,8 +182,7 @@ class ChooseShardings(Pass):
         )
         graphs = self._extract(module, main, mesh, pm)
         for graph in graphs:
-            for fragment in graph.fragments:
-                _check_regions(fragment, graph.mesh, pm)
+            _check_regions(graph, pm)
         solved = self.planner(self, cluster, demands, pm).plans(graphs)
         if mesh is None:
             pairs = zip(graphs, solved, strict=True)

@@ -17,6 +17,7 @@ from shardopt.graph.streamed_state import MODES as OFFLOAD_MODES
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.memory_limit import host_memory_limit, memory_limit
 from shardopt.ir.rewriting import operations
+from shardopt.mesh.mesh import axes_text
 from shardopt.passes.base import PassContext
 from shardopt.passes.stages.open_configs import open_configs, with_offload, with_recomputation
 from shardopt.passes.stages.placing import ChosenStages, usual_for
@@ -183,11 +184,10 @@ class StageChooser:
             region = read_region(op)
             meshes = map(problem.mesh, problem.configs)
             if not all(region.on(mesh) is not None for mesh in meshes):
-                listed = ", ".join(f"{name}={size}" for name, size in region.axes)
                 return self.pm.error(
                     op,
-                    f"{message}; a stage with this code for one device of a mesh ({listed}) needs "
-                    "such a mesh",
+                    f"{message}; a stage with this code for one device of a mesh "
+                    f"({axes_text(region.axes)}) needs such a mesh",
                 )
         return UserError(message)
 

@@ -101,11 +101,12 @@ class CouplingError(UserError):
 
 
 class RowsWanted(CouplingError):
-    """An island needs rows of a `tensor` of the step that does not depend on the batch."""
+    """Islands need rows of tensors that do not depend on the batch: `error` says of the first what
+    is wrong if it has none."""
 
-    def __init__(self, error: CouplingError, tensor: int | None, split: Split) -> None:
+    def __init__(self, error: CouplingError, rows: Mapping[int, Split]) -> None:
         super().__init__(str(error), error.op)
-        self.tensor, self.split = tensor, split
+        self.regions, self.rows = error.regions, rows
 
 
 @dataclass(frozen=True)

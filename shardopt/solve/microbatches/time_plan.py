@@ -68,18 +68,21 @@ def plan_loop(graph: OpGraph, batch: Batch) -> tuple[TimeAxis, TimePlan]:
         try:
             return axis, place_ops(axis)
         except RowsWanted as want:
-            if want.tensor is None or want.tensor in batch.rows:
+            if want.rows.keys() <= batch.rows.keys():
                 raise
-            # A mask, say, that one block keeps for its backward.
-            batch = replace(batch, rows={**batch.rows, want.tensor: want.split})
+            # Masks, say, that a block keeps for its backward.
+            batch = replace(batch, rows={**batch.rows, **want.rows})
 
 
 def place_ops(axis: TimeAxis) -> TimePlan:
-    """Raises CouplingError when an estimate is needed where no op of the body can make it."""
+    """Raises RowsWanted for what `Batch.rows` lacks, and CouplingError when an estimate is needed
+    where no op of the body can make it."""
     walk = _Placement(axis)
     for tensor in axis.graph.outputs:
         walk.want_result(tensor)
     walk.visit_all()
+    if walk.refusal is not None:
+        raise RowsWanted(walk.refusal, walk.wanted)
     return walk.plan()
 
 
@@ -106,6 +109,9 @@ class _Placement:
         self.slices: dict[View, None] = {}
         self.accumulators: dict[int, Accumulator] = {}
         self.region_plans: dict[int, tuple[RegionPlan, ...]] = {}
+        # Rows that islands want of tensors without the batch; the first island's error without.
+        self.wanted: dict[int, Split] = {}
+        self.refusal: CouplingError | None = None
 
     def want_result(self, tensor: int) -> None:
         self._want_main(tensor, ValuePlace.EPILOGUE)
@@ -150,8 +156,7 @@ class _Placement:
     def _region_operands(self, index: int, op: Op, axis: RegionAxis) -> tuple[View, ...]:
         """What enters the block of a loop or decides about a branch, then what regions capture."""
         if index not in self.region_plans:
-            is_for_device = isinstance(self, _DevicePlacement)
-            self.region_plans[index] = _plan_regions(index, op, axis, is_for_device)
+            self.region_plans[index] = self._plan_regions(index, op, axis)
         direct = op.regions[0].direct
         views = [
             View(
@@ -166,6 +171,28 @@ class _Placement:
         for plan in self.region_plans[index]:
             views += [view for _, view in plan.captures if view not in views[direct:]]
         return tuple(views)
+
+    def _plan_regions(self, index: int, op: Op, axis: RegionAxis) -> tuple[RegionPlan, ...]:
+        plans = []
+        for number, (region, inside) in enumerate(zip(op.regions, axis.axes, strict=True)):
+            # How often a loop runs is no result of it.
+            states = (None,) if op.name == "while" and number == 0 else axis.results
+            walk = self._placement_in(op, region, inside)
+            try:
+                plans.append(_plan_region(walk, op, region, states))
+                if walk.refusal is not None and op.island is None:
+                    raise walk.refusal  # only of the step itself it can be known what has rows
+            except CouplingError as error:
+                error.enter(index, number)
+                raise
+            if walk.refusal is not None:
+                walk.refusal.enter(index, number)
+                self.refusal = self.refusal or walk.refusal
+                self.wanted.update(walk.wanted)
+        return tuple(plans)
+
+    def _placement_in(self, op: Op, region: Region, axis: TimeAxis) -> _RegionPlacement:
+        return _RegionPlacement(axis) if op.island is None else _IslandPlacement(op, region, axis)
 
     def _estimate(self, tensor: int) -> str:
         """The reducer of an accumulated tensor that stands, in an op of the body, for the whole
@@ -389,16 +416,19 @@ class _DevicePlacement(_RegionPlacement):
         if is_argument and self.axis.states[tensor].kind is AxisKind.CONST:
             for view in self.demands[tensor].body:
                 if view.split is not None:
-                    raise self._wants(tensor, view.split)
+                    self._want(tensor, view.split)
         super().visit_input(tensor)
 
-    def _wants(self, tensor: int, split: Split) -> CouplingError:
-        return self._refusal(self.graph.consumers()[tensor][0])
+    def _want(self, tensor: int, split: Split) -> None:
+        raise self._refusal(self.graph.consumers()[tensor][0])
 
     def _cut_for(self, op: Op, result: int, split: Split | None) -> Cut | None:
         along = self.region.counts.get(op.results[result])
         is_place = split is not None and along == split.dim
         return None if is_place else super()._cut_for(op, result, split)
+
+    def _placement_in(self, op: Op, region: Region, axis: TimeAxis) -> _RegionPlacement:
+        return _DevicePlacement(op, region, axis)
 
     def _provide(self, view: View) -> None:
         if view.split is not None:
@@ -412,36 +442,13 @@ class _DevicePlacement(_RegionPlacement):
 class _IslandPlacement(_DevicePlacement):
     """Of what it is handed it may have the rows."""
 
-    def _wants(self, tensor: int, split: Split) -> CouplingError:
+    def _want(self, tensor: int, split: Split) -> None:
         assert self.op.island is not None
         sizes = dict(self.op.island.axes)
         along = self.op.island.operands[tensor][split.dim]
         extent = split.extent * prod(sizes[axis] for axis in along)
-        error = super()._wants(tensor, split)
-        return RowsWanted(error, self.op.operands[tensor], replace(split, extent=extent))
-
-
-def _plan_regions(
-    index: int, op: Op, axis: RegionAxis, is_for_device: bool
-) -> tuple[RegionPlan, ...]:
-    """`is_for_device`: the op stands in code for one device."""
-    plans = []
-    for number, (region, inside) in enumerate(zip(op.regions, axis.axes, strict=True)):
-        walk = _RegionPlacement(inside)
-        if op.island is not None:
-            walk = _IslandPlacement(op, region, inside)
-        elif is_for_device:
-            walk = _DevicePlacement(op, region, inside)
-        # How often a loop runs is no result of it.
-        states = (None,) if op.name == "while" and number == 0 else axis.results
-        try:
-            plans.append(_plan_region(walk, op, region, states))
-        except CouplingError as error:
-            error.enter(index, number)
-            if isinstance(error, RowsWanted) and op.island is None:
-                error.tensor = None  # it is one of a loop, which is not looked for
-            raise
-    return tuple(plans)
+        self.wanted[self.op.operands[tensor]] = replace(split, extent=extent)
+        self.refusal = self.refusal or self._refusal(self.graph.consumers()[tensor][0])
 
 
 def _plan_region(

@@ -90,13 +90,19 @@ class CandidateProblem:
     def _on_meshes_of_islands(self) -> np.ndarray:
         """Bool `[L, C]`: the configs whose mesh has the axes of all islands of a layer."""
         lies = np.ones((self.num_layers, len(self.configs)), dtype=bool)
-        for op, layer in zip(self.step.graph.ops, self.step.op_layer, strict=True):
-            if op.island is not None and layer != SHARED:
-                lies[layer] &= self._matching(op.island.axes)
+        found = {
+            (op.island.axes, layer)
+            for op, layer in zip(self.step.graph.ops, self.step.op_layer, strict=True)
+            if op.island is not None and layer != SHARED
+        }
+        meshes = list(map(self.mesh, self.configs)) if found else []
+        matching = {
+            axes: [matching_axes(axes, mesh) is not None for mesh in meshes]
+            for axes in {axes for axes, _ in found}
+        }
+        for axes, layer in found:
+            lies[layer] &= matching[axes]
         return lies
-
-    def _matching(self, axes: tuple[tuple[str, int], ...]) -> list[bool]:
-        return [matching_axes(axes, self.mesh(config)) is not None for config in self.configs]
 
     def _covers(self, most: int) -> list[set[tuple[int, ...]]]:
         """`[k]`: how many devices of every host group k stages can occupy together."""

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from shardopt.graph.op_graph import FactorRule, Island, Op, Tensor
-from shardopt.mesh.mesh import Mesh, Sharding, matching_axes
+from shardopt.mesh.mesh import Mesh, Sharding, axes_text, matching_axes
 from shardopt.mesh.shardings import live_axes
 from shardopt.mesh.splits import may_split
 from shardopt.solve.sharding.strategies.factors import Axes, Split, is_feasible, shardable_factors
@@ -158,9 +158,9 @@ def axis_names(island: Island, mesh: Mesh) -> Mapping[str, Axes]:
     """The axes of `mesh` in the place of each of the island's. Raises ValueError for another."""
     names = matching_axes(island.axes, mesh)
     if names is None:
-        listed = ", ".join(f"{name}={size}" for name, size in island.axes)
         raise ValueError(
-            f"expected a mesh with the axes of the manual region ({listed}), found {mesh}"
+            "expected a mesh with the axes of the manual region "
+            f"({axes_text(island.axes)}), found {mesh}"
         )
     return names
 

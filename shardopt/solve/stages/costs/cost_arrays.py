@@ -2,9 +2,11 @@
 the other.
 
 An entry rises through levels: a roofline; the sum of its layers' bounds, of their forward first and
-within the memory last; the seconds of its sharding; and the bytes of that plan. Seconds and bytes
-of an entry never fall, so what the stage DP finds with them is a bound of what it will find with
-exact ones."""
+within the memory last; the seconds of its sharding; and the bytes of that plan. Bounds of seconds
+and bytes never fall, so what the stage DP finds with them is a bound of what it will find with
+exact ones. Exact seconds may: where the shortest sharding does not fit, a leaner one takes its
+place, which the search for the shortest may have missed, and sharding within the limit (`fit`)
+makes entries fit that did not."""
 
 from __future__ import annotations
 

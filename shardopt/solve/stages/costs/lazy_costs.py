@@ -152,6 +152,8 @@ class LazyStageCosts:
         """The best plan, or a much shorter one whose stages miss the memory by little as they are,
         and can be sharded within it."""
         problem = self.arrays.stage_problem(in_flight_of)
+        if not np.isfinite(problem.memory_bytes).any():
+            return best
         room = tuple(NEARLY_FITS * limit for limit in problem.memory_bytes)
         stages = planner(replace(problem, memory_bytes=room), best.stages).stages
         seconds = evaluate(problem, stages).seconds
