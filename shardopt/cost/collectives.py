@@ -104,7 +104,8 @@ def collective_curve(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, .
 
     A ring passes each host's NIC once. All-to-all and permute send from every device: k
     members of one group on a host push k(n-k) of the k(n-1) messages of an all-to-all through the
-    NIC."""
+    NIC. Inside of a host they have what its links let all of their messages reach at once; of a
+    permute, which may be any, what one to the next member does."""
     place = group_placement(cluster, mesh, axes)
     messages, share = _messages_and_share(kind, place.size)
     profile = cluster.group_of(mesh).device.profile
@@ -125,13 +126,14 @@ def collective_curve(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, .
         if kind == ALL_REDUCE:
             return nccl.all_reduce_curve(ranks)
         return nccl.one_way_curve(ranks, kind == REDUCE_SCATTER)
-    if kind == ALL_TO_ALL and k > 1:
-        share *= k * (n - k) / (n - 1)
+    bandwidth = place.link.bandwidth_bytes_per_second
+    if kind == ALL_TO_ALL:
+        bandwidth = place.exchange
+        share *= k * (n - k) / (n - 1) if k > 1 else 1
     if kind == PERMUTE:
+        bandwidth = place.shift
         share *= k
-    return Curve.affine(
-        messages * place.link.latency_seconds, share / place.link.bandwidth_bytes_per_second
-    )
+    return Curve.affine(messages * place.link.latency_seconds, share / bandwidth)
 
 
 @dataclass(frozen=True)

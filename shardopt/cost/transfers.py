@@ -1,9 +1,11 @@
 """Time of point-to-point messages: what a cross-mesh resharding costs.
 
-Inside a host every device has a link of its own; between hosts the messages of a host share its
-NIC, each direction for itself, whether they go to a host of the same group or of another, and those
-inside a group share its fabric where it is narrower than the NICs. Copies inside a device cost
-nothing. Where sending was measured for as many senders at once, that tells what a load takes.
+Inside a host every device has a link of its own, or links to some of the others (`device_links`),
+over which a message goes as `shardopt.hardware.link_routes` says; between hosts the messages of a
+host share its NIC, each direction for itself, whether they go to a host of the same group or of
+another, and those inside a group share its fabric where it is narrower than the NICs. Copies inside
+a device cost nothing. Where sending was measured for as many senders at once, that tells what a
+load takes.
 
 There are two figures for messages that start together. `messages_seconds` is what the busiest link
 needs: less is not possible, and it is what an estimate is made with as long as nobody has said who
@@ -13,14 +15,17 @@ two agree."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster import Cluster, HostGroup
 from shardopt.hardware.curves import Curve
+from shardopt.hardware.link_routes import route
 from shardopt.hardware.profile import INTER_HOST, INTRA_HOST, SEND
 
 Message = tuple[int, int, int]  # source device, destination device, bytes
@@ -61,7 +66,8 @@ def streamed_seconds(cluster: Cluster, phases: Sequence[Sequence[Message]], turn
 
 
 def byte_seconds(cluster: Cluster, source: int, target: int) -> float:
-    """Seconds for each byte of a large message that is alone on its links."""
+    """Seconds for each byte of a large message that is alone on its links; inside a host on those
+    of its devices, if a switch joins them."""
     groups = cluster.group_index(source), cluster.group_index(target)
     return _link_curve(
         cluster, *groups, cluster.host_of(source) == cluster.host_of(target), 1
@@ -79,13 +85,66 @@ def least_nic_seconds(cluster: Cluster) -> float:
     return 1 / max(link.bandwidth_bytes_per_second for link in links)
 
 
+class Way(NamedTuple):
+    """Of a message: the links that it leaves and arrives through, with the numbers that they have
+    in `Links`, and the seconds of a byte that is alone on them."""
+
+    out: int
+    into: int
+    byte_seconds: float
+
+
+def has_device_ways(group: HostGroup) -> bool:
+    """Whether messages inside its hosts go over links between two devices each; where sending was
+    measured, that tells what they take."""
+    return group.device_links is not None and group.device.profile is None
+
+
+class DeviceWays:
+    """Ways between devices of one host that have links of their own (`has_device_ways`), where
+    `members`, devices of any hosts, pass on the messages of others. Where no links lead, messages
+    go over the memory of the host, at one link's rate if nobody said how fast that is."""
+
+    def __init__(self, cluster: Cluster, members: Iterable[int]) -> None:
+        self._cluster = cluster
+        self._hosts = cluster.hosts_of_devices
+        self._first_link = 2 * (int(self._hosts[-1]) + 1 + len(self._hosts))
+        self._most = max(group.devices_per_host for group in cluster.groups)
+        self._members: defaultdict[int, list[int]] = defaultdict(list)
+        for member in sorted(members):
+            self._members[int(self._hosts[member])].append(member)
+        self._known: dict[tuple[int, int], Way] = {}
+
+    def of(self, source: int, target: int) -> Way:
+        if (source, target) not in self._known:
+            self._known[source, target] = self._way(source, target)
+        return self._known[source, target]
+
+    def _way(self, source: int, target: int) -> Way:
+        number = self._cluster.group_index(source)
+        group, first = self._cluster.groups[number], self._cluster.first_devices[number]
+        begin = source - (source - first) % group.devices_per_host
+        links, rate = group.device_links or (), group.link_rate
+        members = tuple(member - begin for member in self._members[int(self._hosts[source])])
+        hops = route(links, members, source - begin, target - begin)
+        if not hops:
+            host = group.host_link.bandwidth_bytes_per_second if group.host_link else rate
+            nics = int(self._hosts[-1]) + 1
+            return Way(2 * nics + source, 2 * nics + len(self._hosts) + target, 1 / host)
+        out, into = (
+            self._first_link + (begin + a) * self._most + b for a, b in (hops[0], hops[-1])
+        )
+        return Way(out, into, max(1 / (links[a][b] * rate) for a, b in hops))
+
+
 @dataclass(frozen=True, eq=False)
 class Links:
     """Messages between different devices, by the links that they use.
 
-    `numbers` are their places in the list given; `out` and `into` the links, numbered (NICs of
-    hosts first, then devices; each has two directions); `seconds` how long one occupies its links;
-    `shared` the seconds that a group's fabric needs for all of them."""
+    `numbers` are their places in the list given; `out` and `into` the links that they leave and
+    arrive through, which may be one, each in one direction and with a number of its own: NICs of
+    hosts, links of devices, then links between two devices; `seconds` how long one occupies its
+    links; `shared` the seconds that a group's fabric needs for all of them."""
 
     numbers: np.ndarray
     out: np.ndarray
@@ -101,13 +160,22 @@ class Links:
         source, target, size = rows[numbers].T
         hosts, groups = cluster.hosts_of_devices, cluster.groups_of_devices
         inside = hosts[source] == hosts[target]
-        nics = int(hosts[-1]) + 1
-        out, into = (np.where(inside, nics + end, hosts[end]) for end in (source, target))
+        nics, devices = int(hosts[-1]) + 1, len(hosts)
+        out = np.where(inside, 2 * nics + source, hosts[source])
+        into = np.where(inside, 2 * nics + devices + target, nics + hosts[target])
         kind = (groups[source] * len(cluster.groups) + groups[target]) * 2 + inside
         seconds, latency, shared = np.zeros(len(size)), 0.0, 0.0
         for each in np.unique(kind).tolist():
             of_kind = kind == each
             first, second = divmod(each // 2, len(cluster.groups))
+            if each % 2 and has_device_ways(cluster.groups[first]):
+                pairs = [*zip(source[of_kind].tolist(), target[of_kind].tolist(), strict=True)]
+                ways = DeviceWays(cluster, {device for pair in pairs for device in pair})
+                taken = [ways.of(*pair) for pair in pairs]
+                out[of_kind], into[of_kind], rates = zip(*taken, strict=True)
+                seconds[of_kind] = size[of_kind] * rates
+                latency = max(latency, cluster.groups[first].intra_host.latency_seconds)
+                continue
             curve = _link_curve(
                 cluster, first, second, bool(each % 2), len(np.unique(out[of_kind]))
             )
@@ -130,8 +198,11 @@ class Links:
     def busiest_seconds(self) -> float:
         if not len(self.seconds):
             return 0.0
-        busy = max(float(np.bincount(link, self.seconds).max()) for link in (self.out, self.into))
-        return self.latency + max(busy, self.shared)
+        second = self.into != self.out
+        busy = np.bincount(
+            np.append(self.out, self.into[second]), np.append(self.seconds, self.seconds[second])
+        )
+        return self.latency + max(float(busy.max()), self.shared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,15 +217,14 @@ class Ordered:
         """Seconds, for each message of `links`."""
         links = self.links
         starts = np.zeros(len(links.seconds))
-        if all(len(np.unique(link)) == len(link) for link in (links.out, links.into)):
+        used = np.append(links.out, links.into[links.into != links.out])
+        if len(np.unique(used)) == len(used):
             return starts  # no link has two
-        free_out: dict[int, float] = {}
-        free_in: dict[int, float] = {}
+        free: dict[int, float] = {}
         rows = zip(links.out.tolist(), links.into.tolist(), links.seconds.tolist(), strict=True)
         for number, (out, into, seconds) in enumerate(rows):
-            start = max(free_out.get(out, 0.0), free_in.get(into, 0.0))
-            starts[number] = start
-            free_out[out] = free_in[into] = start + seconds
+            starts[number] = start = max(free.get(out, 0.0), free.get(into, 0.0))
+            free[out] = free[into] = start + seconds
         return starts
 
     @property

@@ -170,6 +170,12 @@ class HostGroup:
         return self.hosts * self.devices_per_host
 
     @property
+    def link_rate(self) -> float:
+        """Bytes/s of one of the `device_links`, in one direction; without them of a device's."""
+        count = max(map(sum, self.device_links)) if self.device_links else 1
+        return self.intra_host.bandwidth_bytes_per_second / count
+
+    @property
     def overlap_share(self) -> float:
         """How many seconds computing gets on in a second of collectives beside it, 0 where these
         run one after the other. Those of GPUs run on the cores that compute, and share their

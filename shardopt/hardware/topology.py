@@ -1,5 +1,5 @@
 """Which submeshes a cluster has, and what lies under a logical mesh: the link that a ring along its
-axes sees."""
+axes sees, and what messages between its members reach."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from shardopt.hardware.cluster import Cluster, HostGroup, Link, Submesh
 from shardopt.hardware.link_rings import rings
+from shardopt.hardware.link_routes import seconds_together
 from shardopt.mesh.mesh import Mesh
 
 
@@ -43,11 +44,17 @@ def logical_shapes(submesh: Submesh) -> tuple[tuple[int, int], ...]:
 class GroupPlacement:
     """The device groups along some axes of a mesh: group size, the link a ring over one group sees,
     and the most members of one group on one host (1 where groups stay inside hosts: each device
-    then has a link of its own)."""
+    then has a link of its own).
+
+    `exchange` and `shift` are the bytes/s of a device while each member of a group sends as much to
+    every other one, and while each sends to the next: the bandwidth of `link` but where links of
+    their own join the devices of a host."""
 
     size: int
     link: Link
     members_per_host: int
+    exchange: float
+    shift: float
     crosses: bool = False
 
 
@@ -70,7 +77,7 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
         devices = np.moveaxis(
             np.array(mesh.devices).reshape(mesh.shape), positions, range(-len(axes), 0)
         )
-        return GroupPlacement(size, _inside(cluster, owner, devices.reshape(-1, size)), 1)
+        return _inside(cluster, owner, devices.reshape(-1, size))
     # [hosts, groups]: how many devices of each group are on each host.
     members = np.stack([(crossing == host).sum(axis=1) for host in np.unique(crossing)])
     nic = owner.inter_host
@@ -80,22 +87,37 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
         (owner.fabric_bandwidth or math.inf) / int((members > 0).sum()),
     )
     latency = max(owner.intra_host.latency_seconds, nic.latency_seconds)
-    return GroupPlacement(size, Link(latency, bandwidth), int(members.max()), crosses=True)
+    link, most = Link(latency, bandwidth), int(members.max())
+    return GroupPlacement(size, link, most, bandwidth, bandwidth, crosses=True)
 
 
-def _inside(cluster: Cluster, owner: HostGroup, groups: np.ndarray) -> Link:
-    """What a ring over one of some groups of devices, each on one host, sees; of the slowest."""
-    if owner.device_links is None or groups.shape[1] < 2:
-        return owner.intra_host
+def _inside(cluster: Cluster, owner: HostGroup, groups: np.ndarray) -> GroupPlacement:
+    """Of some groups of devices, each on one host: what the slowest sees."""
+    size = groups.shape[1]
+    if owner.device_links is None or size < 2:
+        bandwidth = owner.intra_host.bandwidth_bytes_per_second
+        return GroupPlacement(size, owner.intra_host, 1, bandwidth, bandwidth)
     begin = cluster.first_devices[cluster.group_index(int(groups.flat[0]))]
-    places = {
-        tuple(sorted(int(device - begin) % owner.devices_per_host for device in group))
-        for group in groups
-    }
-    fewest = min(rings(owner.device_links, members) for members in places)
-    every = max(map(sum, owner.device_links))
-    bandwidth = owner.intra_host.bandwidth_bytes_per_second * fewest / every
-    return Link(owner.intra_host.latency_seconds, bandwidth)
+    places = np.unique((groups - begin) % owner.devices_per_host, axis=0).tolist()
+    ring, exchange, shift = np.min([_rates(owner, tuple(members)) for members in places], axis=0)
+    link = Link(owner.intra_host.latency_seconds, float(ring))
+    return GroupPlacement(size, link, 1, float(exchange), float(shift))
+
+
+def _rates(owner: HostGroup, members: tuple[int, ...]) -> tuple[float, float, float]:
+    """Bytes/s of a device in rings over devices of a host with links of their own, in exchanges
+    between all of them, and in sending to the next. Where no links lead, the memory of the host is
+    the way; of a host of which nobody said how fast that is, it is as fast as a link."""
+    links, rate = owner.device_links or (), owner.link_rate
+    host = owner.host_link.bandwidth_bytes_per_second if owner.host_link else rate
+    ordered = tuple(sorted(members))
+    pairs = [(a, b) for a in members for b in members if a != b]
+    nexts = [*zip(members, members[1:] + members[:1], strict=True)]
+    return (
+        rings(links, ordered) * rate or host,
+        (len(members) - 1) / seconds_together(links, ordered, pairs, rate, host),
+        1 / seconds_together(links, ordered, nexts, rate, host),
+    )
 
 
 def axis_link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:

@@ -22,11 +22,15 @@ Changes = tuple[tuple[int, "Option"], ...]  # slices and how they are sent inste
 
 
 class Option(NamedTuple):
-    """One sender of a slice: the links that are occupied, and for how long."""
+    """One sender of a slice: the links that are occupied, which may be one, and for how long."""
 
     out: Link
     into: Link
     seconds: float
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return (self.out,) if self.out == self.into else (self.out, self.into)
 
 
 def assign(options: Sequence[tuple[Option, ...]]) -> list[Option | None]:
@@ -64,8 +68,8 @@ class _Loads:
         self.chosen: list[Option | None] = [None] * len(options)
 
     def put(self, fetch: int, option: Option) -> None:
-        self.seconds[option.out] += option.seconds
-        self.seconds[option.into] += option.seconds
+        for link in option.links:
+            self.seconds[link] += option.seconds
         self.chosen[fetch] = option
 
     def with_option(self, option: Option) -> float:
@@ -81,8 +85,8 @@ class _Loads:
         delta: defaultdict[Link, float] = defaultdict(float)
         for old, new in changes:
             for option, sign in ((old, -1), (new, 1)):
-                delta[option.out] += sign * option.seconds
-                delta[option.into] += sign * option.seconds
+                for link in option.links:
+                    delta[link] += sign * option.seconds
         return delta[worst] < 0 and all(
             more <= 0 or self.seconds[link] + more < limit
             for link, more in delta.items()
@@ -91,8 +95,8 @@ class _Loads:
 
     def replace(self, fetch: int, new: Option) -> None:
         old = _sure(self.chosen[fetch])
-        self.seconds[old.out] -= old.seconds
-        self.seconds[old.into] -= old.seconds
+        for link in old.links:
+            self.seconds[link] -= old.seconds
         self.put(fetch, new)
 
 

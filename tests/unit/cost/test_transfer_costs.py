@@ -65,6 +65,50 @@ def test_messages_between_groups_share_the_cards(
     assert messages_seconds(GROUPS, messages) == pytest.approx(seconds)
 
 
+# Two hosts whose devices 0 and 1 have a link, 1 and 2 have two, 2 and 3 have one: a byte takes 1 s
+# over one link, and 4 s over the memory of the host.
+LINKED = replace(
+    CLUSTER,
+    groups=(
+        replace(
+            CLUSTER.groups[0],
+            devices_per_host=4,
+            intra_host=Link(0.5, 3.0),
+            host_link=Link(0.0, 0.25),
+            device_links=((0, 1, 0, 0), (1, 0, 2, 0), (0, 2, 0, 1), (0, 0, 1, 0)),
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("messages", "seconds"),
+    [
+        ([(0, 1, 4)], 0.5 + 4),
+        ([(0, 1, 4), (1, 0, 4)], 0.5 + 4),
+        ([(1, 2, 4)], 0.5 + 2),  # two links
+        ([(1, 2, 4), (1, 0, 3)], 0.5 + 3),  # links of their own
+        ([(5, 6, 4)], 0.5 + 2),  # of the other host
+        ([(1, 2, 4), (5, 6, 4)], 0.5 + 2),
+        ([(0, 2, 4)], 0.5 + 16),  # device 1 is none of those that talk
+        ([(0, 2, 4), (1, 2, 2)], 0.5 + 4 + 1),  # and passes on here, over the two links
+        ([(0, 2, 4), (0, 1, 4)], 0.5 + 8),
+        ([(0, 3, 4), (1, 2, 1)], 0.5 + 16),  # three links are too many
+        ([(0, 1, 4), (1, 4, 4)], 3 + 40),
+    ],
+)
+def test_messages_take_the_links_between_their_devices(
+    messages: list[tuple[int, int, int]], seconds: float
+) -> None:
+    assert messages_seconds(LINKED, messages) == pytest.approx(seconds)
+
+
+def test_a_message_waits_for_those_on_its_second_link() -> None:
+    ordered = Ordered(Links.of(LINKED, [(1, 2, 4), (0, 2, 4), (2, 1, 4)]))
+    assert ordered.starts.tolist() == [0.0, 2.0, 0.0]
+    assert ordered.seconds == 0.5 + 2 + 4
+
+
 def test_a_narrow_fabric_is_shared_by_the_hosts_of_a_group() -> None:
     narrow = replace(CLUSTER, groups=(replace(CLUSTER.groups[0], hosts=4, fabric_bandwidth=0.15),))
     assert messages_seconds(narrow, [(0, 2, 3), (4, 6, 3)]) == pytest.approx(3 + 6 / 0.15)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shardopt.cost.transfers import Links, Ordered, phases_seconds, streamed_seconds
 from shardopt.hardware.cluster import Cluster, Device, Link
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.hardware.profile import Measurement, Profile
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.resharding.message_order import best_order
@@ -262,11 +263,15 @@ class TestArray:
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_the_assignment_of_senders_is_the_best(data: st.DataObject) -> None:
-    """Against all assignments, with slices of random sizes that random devices on four hosts
-    hold."""
+    """Against all assignments, with slices of random sizes that random devices hold, on four hosts
+    or on one whose devices have links of their own."""
     hosts = cluster(
         4, 2, inside=Link(0.0, 1.0), between=Link(0.0, data.draw(st.sampled_from((0.1, 0.7))))
     )
+    if data.draw(st.booleans()):
+        links = load_cluster("v100").groups[0].device_links
+        (group,) = cluster(1, 8, inside=Link(0.0, 6.0)).groups
+        hosts = replace(hosts, groups=(replace(group, device_links=links),))
     fetches = tuple(
         Fetch(
             ((0, size),),
