@@ -127,6 +127,20 @@ def test_groups_get_links_of_their_own() -> None:
     assert other.device == cluster.groups[1].device and one.device.memory_bytes == 3 << 30
 
 
+def test_a_neighbour_on_a_host_without_a_switch_has_few_of_its_links() -> None:
+    """A V100 has six, and sends to the next over one, two, or a third GPU."""
+    cluster = load_cluster("v100:1x8")
+    whole = cluster.groups[0].intra_host
+    host = replace(HOST, devices=8, memory_bytes=None)
+    sixth = replace(whole, bandwidth_bytes_per_second=whole.bandwidth_bytes_per_second / 6)
+    assert not list(compare(cluster, probed(host, inside=sixth), "process"))
+    (group,) = measured(cluster, probed(host, inside=sixth)).groups
+    assert group.intra_host == whole
+    slow = replace(sixth, bandwidth_bytes_per_second=10e9)
+    (told,) = compare(cluster, probed(host, inside=slow), "process")
+    assert "between devices: expected 20 GB/s, found 10 GB/s" in str(told)
+
+
 def test_targets_that_cannot_be_written_are_told_first(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, get_args
 
+import numpy as np
+
 from shardopt.options.names import PlatformName
 from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
@@ -119,7 +121,7 @@ def compare(cluster: Cluster, found: Probe, backend: str) -> Iterator[Difference
             )
         link = found.inside[number]
         if link is not None:
-            yield from _slower(f"{where}, between devices", group.intra_host, link)
+            yield from _slower(f"{where}, between devices", _to_neighbour(cluster, number), link)
     for (first, second), link in found.between.items():
         expected = _link_between(cluster, first, second)
         yield from _slower(f"from host {first} to host {second}", expected, link)
@@ -136,7 +138,7 @@ def measured(cluster: Cluster, found: Probe) -> Cluster:
         devices = min(found.facts[k].devices for k in mine)
         memory = [each for k in mine if (each := found.facts[k].memory_bytes) is not None]
         device = replace(group.device, memory_bytes=min(memory)) if memory else group.device
-        inside = [link for k in mine if (link := found.inside[k]) is not None]
+        inside = [_of_all_links(cluster, k, link) for k in mine if (link := found.inside[k])]
         between = [link for pair, link in found.between.items() if set(pair) <= set(mine)]
         groups.append(
             replace(
@@ -157,6 +159,25 @@ def measured(cluster: Cluster, found: Probe) -> Cluster:
 def _group_of(cluster: Cluster, host: int) -> HostGroup:
     owners = [group for group in cluster.groups for _ in range(group.hosts)]
     return owners[host]
+
+
+def _to_neighbour(cluster: Cluster, host: int) -> Link:
+    """What is measured inside a host: every device sends to the next."""
+    from shardopt.hardware.cluster import Link
+    from shardopt.hardware.topology import group_placement
+    from shardopt.mesh.mesh import Mesh
+
+    devices = tuple(np.flatnonzero(cluster.hosts_of_devices == host).tolist())
+    place = group_placement(cluster, Mesh("host", (("x", len(devices)),), devices), ("x",))
+    return Link(_group_of(cluster, host).intra_host.latency_seconds, place.shift)
+
+
+def _of_all_links(cluster: Cluster, host: int, found: Link) -> Link:
+    """`intra_host` as it was found: that of all links of a device, of which a neighbour may have
+    few."""
+    whole, neighbour = _group_of(cluster, host).intra_host, _to_neighbour(cluster, host)
+    share = whole.bandwidth_bytes_per_second / neighbour.bandwidth_bytes_per_second
+    return replace(found, bandwidth_bytes_per_second=found.bandwidth_bytes_per_second * share)
 
 
 def _link_between(cluster: Cluster, first: int, second: int) -> Link:
@@ -189,7 +210,7 @@ def _table(cluster: Cluster, found: Probe) -> Table:
 
     table = Table("link", "µs", "described", "GB/s", "described", "share")
     rows = [
-        (f"host {k}, device to device", _group_of(cluster, k).intra_host, link)
+        (f"host {k}, device to device", _to_neighbour(cluster, k), link)
         for k, link in enumerate(found.inside)
         if link is not None
     ]
