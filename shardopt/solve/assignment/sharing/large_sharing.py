@@ -1,4 +1,4 @@
-"""Least cost of a large problem with shared edges.
+"""Least cost of a problem with many shared edges.
 
 Rounds of solves (`price_splitting`) would take minutes. Instead messages and shares move together
 (`share_ascent`), in rounds that take a hundredth of a solve, and the search ends as soon as bound
@@ -9,7 +9,8 @@ and assignment are close enough:
 2. Messages and shares of the tied problem are spread over the whole, and a few sweeps give a bound
    of that: enough in most cases. Rounds of the whole follow where it is not.
 3. The problem in which each reader pays for itself is solved with every node free, and assignments
-   are sought for the shares and near the best. Beside that rounds go on, on a core of their own."""
+   are sought for the shares and near the best. Beside that rounds go on, on a core of their own.
+4. A gap that is left is closed by an integer program unless the problem is too large."""
 
 from __future__ import annotations
 
@@ -57,6 +58,7 @@ def solve_large_shared(
     if not first.choice:
         return first
     search.free(first)
+    search.rounds.prove_rest()
     return search.judged(first)
 
 

@@ -13,7 +13,7 @@ from shardopt.solve.assignment.exact.marginal_ilp import OPTIMAL_GAP
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Problem, Solution, Statistic, relative_gap
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
-from shardopt.solve.assignment.sharing.shared_model import solve_exactly
+from shardopt.solve.assignment.sharing.shared_model import is_small, solve_exactly
 
 # A problem of pairs, an assignment to begin with, and limits.
 Solve = Callable[[Problem, Sequence[int] | None, SearchLimits], Solution]
@@ -67,8 +67,11 @@ class PriceRounds:
             self.choice, self.objective = choice, objective
         return self.sharing.used(choice)
 
-    def prove(self) -> None:
-        """Best assignment and bound of an integer program of the whole."""
+    def prove_rest(self) -> None:
+        """Best assignment and bound of an integer program of the whole, where a gap is left and the
+        problem is small."""
+        if self.is_close or self.late or not is_small(self.sharing):
+            return
         limits = replace(self.limits.since(self.begin), work=self.limits.work)
         solution = solve_exactly(self.sharing, limits, self.choice or None)
         self.programs += 1

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from shardopt.solve.assignment.limits import SearchLimits
-from shardopt.solve.assignment.problem import Problem
 from shardopt.solve.assignment.sharing import price_splitting
 from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
@@ -103,7 +102,7 @@ def test_a_reader_that_is_tied_to_its_value_pays_nothing() -> None:
 
 @pytest.mark.parametrize("copies", [1, 3])
 def test_large_problems_get_bounds_that_hold(copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(price_splitting, "is_large", _everything_is)
+    monkeypatch.setattr(price_splitting, "_FEW_ENTRIES", 0)
     sharing = random_sharing(4, copies=copies)
     first = price_splitting.solve_shared(sharing, exact, SearchLimits())
     again = price_splitting.solve_shared(sharing, exact, SearchLimits())
@@ -115,5 +114,16 @@ def test_large_problems_get_bounds_that_hold(copies: int, monkeypatch: pytest.Mo
         assert first.bound <= least_cost(sharing) + 1e-9
 
 
-def _everything_is(problem: Problem) -> bool:
-    return True
+def test_a_gap_that_rounds_leave_is_closed_by_an_integer_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(price_splitting, "_FEW_ENTRIES", 0)
+    programs = 0
+    for seed in range(6):
+        sharing = random_sharing(seed)
+        solution = price_splitting.solve_shared(sharing, exact, SearchLimits())
+        if solution.choice:
+            assert solution.status == "optimal"
+            assert solution.objective == pytest.approx(least_cost(sharing))
+            programs += int(str(solution.statistics["shared_integer_programs"]))
+    assert programs
