@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from operator import attrgetter
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
 from shardopt.graph.residency import MicrobatchLoop, Residency, host_moves
@@ -129,18 +128,6 @@ def cut_part(step: StepGraph, start: int, end: int, turn: int | None = None) -> 
 
 
 _IN_LOOP = ("forward", "backward")
-_FIELDS = tuple(f.name for f in fields(Op))
-_VALUES = attrgetter(*_FIELDS)
-_CHANGED = tuple(map(_FIELDS.index, ("operands", "results", "group", "waits")))
-
-
-def _copy_of(op: Op, *changed: tuple[int, ...] | int) -> Op:
-    """With other operands, results, group and waits. As `dataclasses.replace`, which looks at every
-    field of every operation again."""
-    values = list(_VALUES(op))
-    for position, value in zip(_CHANGED, changed, strict=True):
-        values[position] = value
-    return Op(*values)
 
 
 class _Cutter:
@@ -264,7 +251,17 @@ class _Cutter:
                 for r in each.results
             )
             waits = self._waits(group, each) if each.waits else ()
-            self.ops.append(_copy_of(each, operands, results, group, waits))
+            self.ops.append(
+                each.at(
+                    operands=operands,
+                    results=results,
+                    waits=waits,
+                    group=group,
+                    repeat=each.repeat,
+                    block=each.block,
+                    trips=each.trips,
+                )
+            )
             self.source_ops.append(op)
         for first, last in step.graph.loops:
             inner = [place[op] for op in range(first, last) if op in place]
