@@ -74,7 +74,8 @@ _ON_CDNA3 = _FLASH2_ON_HOPPER
 @dataclass(frozen=True)
 class Framework:
     """`attention` is the library whose kernels compute attention, empty where programs write its
-    scores; `merges` says that a compiler makes one kernel of those over the same elements;
+    scores; `merges` says that kernels over the same elements are one, by a compiler or by hand,
+    which `compiles_if_told` leaves to the row;
     `overlaps` that collectives run beside computing, None where that is up to the row and the
     machine; `windowed` that those of tensor parallelism run beside their own products, in pieces.
     `selective` is what "selective" recomputation without more means, `between` what there is for
@@ -92,6 +93,7 @@ class Framework:
 
     attention: str = ""
     merges: bool = True
+    compiles_if_told: bool = False
     overlaps: bool | None = None
     windowed: bool = False
     selective: Recomputed = "attention"
@@ -111,6 +113,9 @@ class Framework:
 _UNKNOWN = Framework()
 # A schedule can be called so, too.
 _EAGER = re.compile(r"\beager\b(?!-1f1b)", re.IGNORECASE)
+# Of torchtitan, docs: async TP requires torch.compile (async_tp.md), and products in 8 bits do for
+# competitive performance (float8.md).
+_COMPILED = re.compile(r"\bcompiled?\b|\basync ?tp\b|\bfloat8\b", re.IGNORECASE)
 # alpa/monkey_patch.py: flax's Embed takes the product of one-hot rows and the table.
 # alpa/model/model_util.py, TrainState: float16 parameters beside their float32 master copy.
 # alpa/model/bert_model.py and moe.py: FlaxBertOutput and FlaxMoELayer normalize the sum of a part
@@ -123,6 +128,15 @@ BY_ALPA = Computing(
 )
 # alpa/shard_parallel/auto_sharding.py, AutoShardingOption: XLA's combiner of all-reduces takes them
 # together up to all_reduce_threshold, 2^60 bytes.
+_BY_NEMO = Framework(
+    "cudnn",
+    overlaps=True,
+    windowed=True,
+    reruns=True,
+    splits_sequence=True,
+    attends_by="ring",
+    pads_vocabulary=128,
+)
 # The first pattern found in the source decides; with, in order, where what is said is from.
 _FRAMEWORKS = (
     # Transformer Engine is the default implementation, and takes cuDNN's attention.
@@ -144,19 +158,12 @@ _FRAMEWORKS = (
     # scripts/performance (llama3_70b and others): sequence_parallel wherever tensors are split, and
     # grad_reduce_in_fp32 is False; recipes: MegatronCommOverlapCallback with tp_comm_overlap, which
     # also turns on overlap_grad_reduce and overlap_param_gather. Transformer Engine and the ring as
-    # in Megatron Core, whose models these are.
-    (
-        r"\bnemo\b|megatron-?bridge",
-        Framework(
-            "cudnn",
-            overlaps=True,
-            windowed=True,
-            reruns=True,
-            splits_sequence=True,
-            attends_by="ring",
-            pads_vocabulary=128,
-        ),
-    ),
+    # in Megatron Core, whose models these are. NeMo's own have cross_entropy_loss_fusion with the
+    # implementation `native`, which takes float32 logits in passes as well, if in fewer
+    # (megatron/core/fusions/fused_cross_entropy.py); Megatron-Bridge's have that of Transformer
+    # Engine, a kernel each way.
+    (r"\bnemo\b", replace(_BY_NEMO, how=Computing(entropy="in-passes"))),
+    (r"megatron-?bridge", _BY_NEMO),
     # arguments.py: --attention-dropout and --hidden-dropout are 0.1 unless a run says otherwise;
     # softmax with its mask, bias with GELU, bias with dropout and residual, and norms are a kernel
     # each (masked_softmax_fusion, bias_gelu_fusion, bias_dropout_fusion). mpu/random.py:
@@ -188,7 +195,8 @@ _FRAMEWORKS = (
     # section 3.3). PyTorch stops running a block again at the last value that the backward pass
     # reads since 2.1, which is later.
     (r"llm-foundry|mosaicml", Framework("flash", merges=False, overlaps=True, reruns=True)),
-    # scaled_dot_product_attention; llama3_8b.toml: selective_ac_option is "op", which saves every
+    # llama3_8b.toml and llama3_70b.toml: compile is false, norm_type is rmsnorm, of operations, and
+    # max_norm is 1. scaled_dot_product_attention; selective_ac_option is "op", which saves every
     # second product; SequenceParallel for norms, and activations split by Shard(1) between them
     # (parallelize_llama.py). config_manager.py: mixed_precision_reduce is float32.
     # model.py, apply_rotary_emb: complex numbers, for which Inductor generates no code
@@ -199,6 +207,7 @@ _FRAMEWORKS = (
         r"torchtitan",
         Framework(
             "flash-2",
+            compiles_if_told=True,
             overlaps=True,
             selective="per-operation",
             splits_sequence=True,
@@ -258,14 +267,14 @@ _LIBRARIES = sorted({library for library, _ in _RATES} | {"tpu", "none"})
 
 def framework_of(row: Row) -> Framework:
     """By the column `attention` where the row states it, else by the framework that its source
-    names; nothing merges the kernels of what a note calls eager. Raises InexpressibleRow for a
-    library that is not known."""
+    names. Where nothing merges kernels, as in what a note calls eager, operations over elements are
+    passes. Raises InexpressibleRow for a library that is not known."""
     named = next(
         (each for found, each in _FRAMEWORKS if re.search(found, row.source.lower())), None
     )
     framework = named or _UNKNOWN
-    if _EAGER.search(row.note):
-        framework = replace(framework, merges=False)
+    if not _merges(framework, row):
+        framework = replace(framework, merges=False, how=replace(framework.how, in_passes=True))
     library = row.attention.lower()
     if not library:
         return framework
@@ -275,6 +284,13 @@ def framework_of(row: Row) -> Framework:
         )
     plain = "" if library == "none" else library
     return replace(framework, attention=plain)
+
+
+def _merges(framework: Framework, row: Row) -> bool:
+    if _EAGER.search(row.note) or not framework.merges:
+        return False
+    told = _COMPILED.search(row.note) or row.precision.lower().startswith("fp8")
+    return bool(told) or not framework.compiles_if_told
 
 
 def attention_rates(

@@ -51,6 +51,10 @@ class Computing:
     these. `rotates_in_passes` turns queries and keys as complex numbers of float32, which compilers
     leave to kernels of their own: to float32, the multiplication, and back.
 
+    `in_passes` computes as libraries do that compile nothing: norms by root mean squares and gates
+    operation by operation, forwards and backwards, and residuals of their blocks in a kernel of
+    their own (`shardopt.models.passes`). For norms around the mean and GELU these have kernels.
+
     `normalizes_sums` normalizes what a part of a block and its input sum up to, and what embeddings
     sum up to, as BERT does (arXiv 1706.03762, section 3.1), where others normalize the input of
     each part and of the last product. Then the backward pass reads the results of all parts."""
@@ -66,6 +70,7 @@ class Computing:
     sums_narrow: bool = False
     entropy: Entropy = "merged"
     rotates_in_passes: bool = False
+    in_passes: bool = False
     normalizes_sums: bool = False
 
 

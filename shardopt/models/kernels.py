@@ -124,12 +124,12 @@ def _gelu_backward(saved: Residuals, grad: jax.Array) -> Residuals:
 gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
-def _is_label(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def is_label(logits: jax.Array, labels: jax.Array) -> jax.Array:
     classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     return classes == labels[..., None]
 
 
-def _log_total(wide: jax.Array) -> jax.Array:
+def log_total(wide: jax.Array) -> jax.Array:
     top = jnp.max(wide, axis=-1, keepdims=True)
     return jnp.log(jnp.sum(jnp.exp(wide - top), axis=-1, keepdims=True)) + top
 
@@ -142,81 +142,16 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def _cross_entropy_forward(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, Residuals]:
     wide = logits.astype(jnp.float32)
-    total = _log_total(wide)
-    label_logits = jnp.sum(jnp.where(_is_label(logits, labels), wide, 0.0), axis=-1)
+    total = log_total(wide)
+    label_logits = jnp.sum(jnp.where(is_label(logits, labels), wide, 0.0), axis=-1)
     return total[..., 0] - label_logits, (logits, labels, total)
 
 
 def _cross_entropy_backward(saved: Residuals, grad: jax.Array) -> Residuals:
     logits, labels, total = saved
     share = jnp.exp(logits.astype(jnp.float32) - total)
-    slope = jnp.where(_is_label(logits, labels), share - 1.0, share)
+    slope = jnp.where(is_label(logits, labels), share - 1.0, share)
     return (grad[..., None] * slope).astype(logits.dtype), None
 
 
 cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
-
-
-@jax.custom_vjp
-def cross_entropy_in_passes(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The same, one operation after another on float32 logits, with a softmax that is kept."""
-    return _in_passes_forward(logits, labels)[0]
-
-
-def _in_passes_forward(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, Residuals]:
-    wide = _alone(logits.astype(jnp.float32))
-    shifted = _alone(wide - jnp.max(wide, axis=-1, keepdims=True))
-    label_logits = jnp.sum(jnp.where(_is_label(logits, labels), shifted, 0.0), axis=-1)
-    powers = _alone(jnp.exp(shifted))
-    total = jnp.sum(powers, axis=-1, keepdims=True)
-    shares = _alone(powers / total)
-    like_logits = jnp.zeros((), logits.dtype)
-    return jnp.log(total)[..., 0] - label_logits, (shares, labels, like_logits)
-
-
-def _in_passes_backward(saved: Residuals, grad: jax.Array) -> Residuals:
-    shares, labels, like_logits = saved
-    slope = jnp.where(_is_label(shares, labels), shares - 1.0, shares)
-    return _alone(grad[..., None] * slope).astype(like_logits.dtype), None
-
-
-def _alone(x: jax.Array) -> jax.Array:
-    """Written to memory: no compiler merges what makes it with what reads it."""
-    made: jax.Array = jax.lax.optimization_barrier(x)
-    return made
-
-
-cross_entropy_in_passes.defvjp(_in_passes_forward, _in_passes_backward)
-
-
-@jax.custom_vjp
-def wide_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The same by a log-softmax of float32 logits, which is kept, and the choice of one of them."""
-    return _wide_forward(logits, labels)[0]
-
-
-def _wide_forward(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, Residuals]:
-    wide = _alone(logits.astype(jnp.float32))
-    logs = _beside(wide - _log_total(wide), wide)
-    chosen = jnp.sum(jnp.where(_is_label(logits, labels), logs, 0.0), axis=-1)
-    return -chosen, (logs, labels, jnp.zeros((), logits.dtype))
-
-
-def _wide_backward(saved: Residuals, grad: jax.Array) -> Residuals:
-    logs, labels, like_logits = saved
-    nothing = logs - logs  # zeros that lie as these do
-    into_logs = _alone(jnp.where(_is_label(logs, labels), -grad[..., None], nothing))
-    total = jnp.sum(into_logs, axis=-1, keepdims=True)
-    slope = _beside(into_logs - jnp.exp(logs) * total, into_logs, logs)
-    return slope.astype(like_logits.dtype), None
-
-
-def _beside(x: jax.Array, *operands: jax.Array) -> jax.Array:
-    """Written to memory beside its operands, as by libraries that write over nothing they read."""
-    made, *held = jax.lax.optimization_barrier((x, *operands))
-    for each in held:  # what is not read behind it would be gone
-        made = made + _alone(0.0 * each[..., :1])
-    return made
-
-
-wide_cross_entropy.defvjp(_wide_forward, _wide_backward)

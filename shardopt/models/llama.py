@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from shardopt.models.blocks import attended, block, plain_product, product
 from shardopt.models.computing import PLAIN, Computing
 from shardopt.models.kernels import gated_silu, rms_norm
+from shardopt.models.passes import alone, gated_silu_in_passes, rms_norm_in_passes
 from shardopt.models.specs import LlamaSpec
 from shardopt.models.transformer import (
     Batch,
@@ -55,16 +56,25 @@ def loss(params: Tree, batch: Batch, how: Computing = PLAIN) -> jax.Array:
     for name, weights in named_blocks(params["blocks"]):
         with jax.named_scope(name):
             x = step(x, weights)
-    logits = plain_product("bsh,hv->bsv", rms_norm(x, ends["norm"]), ends["head"])
+    logits = plain_product("bsh,hv->bsv", _normalized(how, x, ends["norm"]), ends["head"])
     return mean_entropy(logits, batch["labels"], how)
 
 
 def _block(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
-    x = x + _attention(rms_norm(x, weights["norm1"]), weights, how)
-    y = rms_norm(x, weights["norm2"])
+    x = _added(how, x, _attention(_normalized(how, x, weights["norm1"]), weights, how))
+    y = _normalized(how, x, weights["norm2"])
     gate = product(how, "bsh,hw->bsw", y, weights["gate"])
     up = product(how, "bsh,hw->bsw", y, weights["up"], again=True)
-    return x + product(how, "bsw,wh->bsh", gated_silu(gate, up), weights["down"])
+    gated = gated_silu_in_passes(gate, up) if how.in_passes else gated_silu(gate, up)
+    return _added(how, x, product(how, "bsw,wh->bsh", gated, weights["down"]))
+
+
+def _added(how: Computing, x: jax.Array, part: jax.Array) -> jax.Array:
+    return alone(x + part) if how.in_passes else x + part
+
+
+def _normalized(how: Computing, x: jax.Array, gain: jax.Array) -> jax.Array:
+    return rms_norm_in_passes(x, gain) if how.in_passes else rms_norm(x, gain)
 
 
 def _attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
@@ -81,9 +91,8 @@ def _attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
 def _turned(how: Computing, x: jax.Array) -> jax.Array:
     if not how.rotates_in_passes:
         return rotated(x)
-    wide = jax.lax.optimization_barrier(x.astype(jnp.float32))
-    turned: jax.Array = jax.lax.optimization_barrier(rotated(wide))
-    return turned.astype(x.dtype)
+    turned = alone(rotated(alone(x.astype(jnp.float32))))
+    return alone(turned.astype(x.dtype)) if how.in_passes else turned.astype(x.dtype)
 
 
 def rotated(x: jax.Array) -> jax.Array:

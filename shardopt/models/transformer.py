@@ -11,13 +11,8 @@ import jax.numpy as jnp
 
 from shardopt.models.blocks import attended, dropped, plain_product, product
 from shardopt.models.computing import Computing, Entropy
-from shardopt.models.kernels import (
-    cross_entropy,
-    cross_entropy_in_passes,
-    gelu,
-    layer_norm,
-    wide_cross_entropy,
-)
+from shardopt.models.kernels import cross_entropy, gelu, layer_norm
+from shardopt.models.passes import cross_entropy_in_passes, wide_cross_entropy
 from shardopt.models.weights import Weight, matrix
 
 Tree = dict[str, Any]

@@ -39,7 +39,7 @@ def llama_row() -> Row:
         gbs=BATCH,
         recompute="selective",
         schedule="",
-        note="",
+        note="torch.compile",
         **plan,
         **sizes,
     )

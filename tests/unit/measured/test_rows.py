@@ -11,7 +11,7 @@ import pytest
 from shardopt.hardware.cluster import AttentionRate
 from shardopt.measured.case import case_of
 from shardopt.measured.figures import measured_seconds
-from shardopt.measured.frameworks import Framework
+from shardopt.measured.frameworks import Framework, framework_of
 from shardopt.measured.layout import RowRecomputation, layout_of
 from shardopt.measured.predict import open_microbatches, whole_case
 from shardopt.measured.rows import Row, read_rows
@@ -265,6 +265,25 @@ def test_a_source_names_its_framework(gpt: Row) -> None:
     assert not fused(replace(mosaic, hardware="V100-SXM2-16GB")), "of which none was published"
     rates = fused(replace(gpt, attention="tpu", hardware="TPU v5e"))
     assert rates is not None and rates[0].forward_fill == 0
+
+
+@pytest.mark.parametrize(
+    ("note", "precision", "merges"),
+    [
+        ("", "bf16", False),
+        ("FSDP eager", "bf16", False),
+        ("FSDP + torch.compile", "bf16", True),
+        ("compiled", "bf16", True),
+        ("+AsyncTP", "bf16", True),
+        ("", "fp8", True),
+    ],
+)
+def test_torchtitan_compiles_where_it_is_told(
+    gpt: Row, note: str, precision: str, merges: bool
+) -> None:
+    row = replace(gpt, source="torchtitan", note=note, precision=precision)
+    framework = framework_of(row)
+    assert (framework.merges, framework.how.in_passes) == (merges, not merges)
 
 
 def test_kernels_of_attention_keep_no_scores_for_another_fragment(gpt: Row) -> None:
