@@ -256,9 +256,9 @@ class _Description:
 DESCRIPTION = _Description()
 
 
-# The planner looks at every number of hosts, and lists the devices of each: 8,000 of them took more
-# than 8 GiB.
-MOST_DEVICES = 4096
+# Meshes list their devices. Whether the planner can look at all submeshes of so many is checked
+# where it would (`shardopt.solve.stages.candidates.check_number`).
+MOST_DEVICES = 65_536
 
 
 def presets() -> tuple[str, ...]:

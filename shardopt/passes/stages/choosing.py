@@ -152,7 +152,7 @@ class StageChooser:
                 f"inter-op={options.inter_op} has no use for any submesh that the "
                 "other options allow"
             )
-        check_number(step.num_layers, len(configs))
+        check_number(step.num_layers, configs)
         return CandidateProblem(
             step=step,
             num_layers=step.num_layers,

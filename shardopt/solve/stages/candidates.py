@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from shardopt.support.errors import UserError
 # A number of eight bytes in each of a dozen arrays: more would not fit the memory of a usual
 # machine.
 MOST_CANDIDATES = 100_000_000
+# The devices of all submeshes together, each number of devices once.
+MOST_LISTED_DEVICES = 20_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +64,16 @@ class CandidateProblem:
 
     def mesh(self, config: StageConfig) -> Mesh:
         """The logical mesh of a config on the first devices of its host group."""
-        first = self.cluster.first_devices[config.group]
-        return candidate_mesh(config, range(first, first + config.num_devices))
+        place = config.group, config.num_devices
+        if place not in self._devices:
+            first = self.cluster.first_devices[config.group]
+            self._devices[place] = tuple(range(first, first + config.num_devices))
+        return candidate_mesh(config, self._devices[place])
+
+    @cached_property
+    def _devices(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Of submeshes that were looked at, by host group and number: logical shapes share them."""
+        return {}
 
     def candidates(self) -> np.ndarray:
         """Bool `[L + 1, L + 1, C]` by first layer, layer after the last and config."""
@@ -127,9 +138,16 @@ class CandidateProblem:
         )
 
 
-def check_number(num_layers: int, num_configs: int) -> None:
-    """Raises UserError where there are more intervals of layers on configs than can be looked at.
-    A cluster of hundreds of hosts has thousands of logical shapes."""
+def check_number(num_layers: int, configs: Sequence[StageConfig]) -> None:
+    """Raises UserError where there are more submeshes than can be looked at, or more intervals of
+    layers on configs. A cluster of hundreds of hosts has thousands of logical shapes."""
+    sizes = {(config.group, config.num_devices) for config in configs}
+    listed, num_configs = sum(size for _, size in sizes), len(configs)
+    if listed > MOST_LISTED_DEVICES:
+        raise UserError(
+            f"expected at most {MOST_LISTED_DEVICES:,} devices in all submeshes, found {listed:,} "
+            f"in {len(sizes):,}; submesh allows fewer"
+        )
     number = (num_layers + 1) ** 2 * num_configs
     if number > MOST_CANDIDATES:
         raise UserError(

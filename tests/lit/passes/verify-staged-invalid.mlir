@@ -54,7 +54,7 @@
 // RUN: not shardopt-opt %t.twice --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=TWICE
 
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module (written by the stage phase), found none
-// HUGE: error: attribute 'shardopt.cluster': cluster 'test': expected at most 4096 devices, got 2147483648
+// HUGE: error: attribute 'shardopt.cluster': cluster 'test': expected at most 65536 devices, got 2147483648
 // DEVICES: error: expected disjoint meshes, found device 1 in 'm0' and in 'm1'
 // DEVICES: note: expected devices 0 to 3 of cluster test:1x4, found device 4 in mesh 'm1'
 // ROWS: error: expected 2 rows in 'shardopt.devices' (one a mesh of the topology), found 1

@@ -133,10 +133,10 @@ def test_bad_fields_name_file_and_path(
             "cpu-test:2y2",
             "cluster 'cpu-test:2y2': expected HOSTSxDEVICES after ':', such as '2x8', got '2y2'",
         ),
-        ("cpu-test:1000x8", "cluster 'cpu-test': expected at most 4096 devices, got 8000"),
+        ("cpu-test:9000x8", "cluster 'cpu-test': expected at most 65536 devices, got 72000"),
         (
-            "cpu-test:256x8+cpu-test:257x8",
-            "cluster 'cpu-test+cpu-test': expected at most 4096 devices, got 4104",
+            "cpu-test:4096x8+cpu-test:4097x8",
+            "cluster 'cpu-test+cpu-test': expected at most 65536 devices, got 65544",
         ),
         (
             "cpu-test:0x2",

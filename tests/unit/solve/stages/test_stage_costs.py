@@ -16,7 +16,7 @@ from step_graphs import WIDTH, StepBuilder
 
 from shardopt.cost.transfers import messages_seconds
 from shardopt.graph.recomputed_units import searched_modes
-from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster import Cluster, Submesh
 from shardopt.hardware.cluster_file import load_cluster, with_overlap
 from shardopt.schedule.builders.pipedream import pipedream_2bw_ages, pipedream_ages
 from shardopt.solve.assignment.problem import Solution
@@ -38,6 +38,7 @@ from shardopt.solve.stages.costs.stage_part import cut_part
 from shardopt.solve.stages.dp.infeasible import leanest_plan
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
+    StageConfig,
     StageProblem,
     Stages,
     StageSolution,
@@ -340,12 +341,20 @@ def test_more_candidates_than_memory_holds_are_refused() -> None:
     """128 layers on any submesh of 3,072 devices; 16 layers on any of 512, or 128 on few, are
     none too many."""
     modes = len(searched_modes(128))
-    of_many = modes * len(stage_configs(load_cluster("a100-80g:384x8")))
-    of_fewer = modes * len(stage_configs(load_cluster("a100-80g:64x8")))
+    of_many = modes * stage_configs(load_cluster("a100-80g:384x8"))
+    of_fewer = modes * stage_configs(load_cluster("a100-80g:64x8"))
     with pytest.raises(UserError, match=r"at most 100,000,000 .* of 128 layers on 105,894 comb"):
         check_number(128, of_many)
     check_number(16, of_fewer)
-    check_number(128, 9 * modes)
+    check_number(128, 9 * modes * of_fewer[:1])
+
+
+def test_more_submeshes_than_memory_holds_are_refused() -> None:
+    """Of 8,192 devices any number of hosts with one device each; the whole alone is one."""
+    submeshes = [StageConfig(hosts, Submesh(hosts, 1), (hosts, 1)) for hosts in range(1, 8193)]
+    with pytest.raises(UserError, match=r"at most 20,000,000 devices .* found 33,558,528 in 8,192"):
+        check_number(2, submeshes)
+    check_number(2, submeshes[-1:])
 
 
 def test_few_candidates_get_exact_costs() -> None:
