@@ -2,11 +2,12 @@
 the other.
 
 An entry rises through levels: a roofline; the sum of its layers' bounds, of their forward first and
-within the memory last; the seconds of its sharding; and the bytes of that plan. Bounds of seconds
-and bytes never fall, so what the stage DP finds with them is a bound of what it will find with
-exact ones. Exact seconds may: where the shortest sharding does not fit, a leaner one takes its
-place, which the search for the shortest may have missed, and sharding within the limit (`fit`)
-makes entries fit that did not."""
+within the memory last; the seconds of its sharding; and the bytes of that plan. Seconds and bytes
+never fall on the way, so what the stage DP finds with them is a bound of what it will find with
+exact ones: where the shortest sharding does not fit and a leaner one takes its place that is
+shorter, as the search for the shortest has missed it, the stage still takes as long as was known.
+Only sharding within the limit (`fit`) may make an entry fit that did not, or shorten one that is
+known to the last."""
 
 from __future__ import annotations
 
@@ -63,6 +64,8 @@ class CostArrays:
             for ends, last in ((slice(None, -1), False), (slice(-1, None), True)):
                 sums = self._least_seconds(c, last)[:, ends]
                 self.seconds[:, ends, c] = np.where(self.candidates[:, ends, c], sums, np.inf)
+        # Of entries whose sharding is known, what every sharding of them counts at least.
+        self.least_seconds = np.zeros(self.candidates.shape)
         self.fixed_bytes = interval_sums(self._held_bytes())
         self.weight_bytes = None if problem.weight_ages is None else self._least_weight_bytes()
         self.activation_bytes = np.stack(
@@ -268,23 +271,22 @@ class CostArrays:
         self.level[:, ends, c] = np.where(open_ & known, LAYERS, level)
 
     def _compute_seconds(self, candidate: Candidate) -> None:
-        c, least = candidate[2], self.seconds[candidate]
-        part = self.part(candidate)
+        c, part = candidate[2], self.part(candidate)
         sharding = self.cost_cache.sharding(part, self.meshes[c], self.sharders[c])
         self.level[candidate] = SECONDS
         if not sharding.choice:
             self.seconds[candidate], self.level[candidate] = np.inf, MEMORY
             self.refusals.update({sharding.refusal: None} if sharding.refusal else {})
             return
+        # A sharding that is shorter than any that fits the memory will not be that of the stage.
+        self.least_seconds[candidate] = self.seconds[candidate]
         self._set_seconds(candidate, part, sharding.fragment_seconds)
-        # Shorter than any sharding that fits the memory: its seconds will be those of a leaner one.
-        if self.seconds[candidate] < least:
-            self._compute_bytes(candidate)
+        self.least_seconds[candidate] = self.seconds[candidate]
 
     def _set_seconds(self, candidate: Candidate, part: StagePart, seconds: Sequence[float]) -> None:
         repeats = self.problem.num_microbatches
         forward = [s for s, kind in zip(seconds, part.kinds, strict=True) if kind == "forward"]
-        self.seconds[candidate] = sum(seconds) / repeats
+        self.seconds[candidate] = max(sum(seconds) / repeats, self.least_seconds[candidate])
         self.forward_seconds[candidate] = sum(forward) / repeats
 
     def _compute_bytes(self, candidate: Candidate) -> None:
@@ -338,7 +340,7 @@ class CostArrays:
         in_flight = min(self.problem.num_microbatches, 1 + behind)
         ages = self.problem.weight_ages
         versions = ages(1 + behind)[0] if ages is not None else 0
-        leanest = plain
+        leanest, chosen = plain, None
         part, mesh = self.part(candidate), self.meshes[c]
         shortest = self.cost_cache.sharding(part, mesh, self.sharders[c])
         for strictness in STRICTNESS:
@@ -349,8 +351,9 @@ class CostArrays:
             sharding = self.cost_cache.sharding(part, mesh, sharder)
             memory = self.cost_cache.memory(part, mesh, sharder)
             if memory.need(in_flight, versions) < leanest.need(in_flight, versions):
-                leanest = memory
-                self._set_seconds(candidate, part, sharding.fragment_seconds)
+                leanest, chosen = memory, sharding
+        if chosen is not None:
+            self._set_seconds(candidate, part, chosen.fragment_seconds)
         return leanest
 
     def part(self, candidate: Candidate) -> StagePart:

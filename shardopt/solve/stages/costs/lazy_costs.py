@@ -141,10 +141,7 @@ class LazyStageCosts:
 
         The planner must choose a plan that is best under the arrays it is given. Raises its
         UserError where even the bounds allow no plan."""
-        best = self._search(in_flight_of, planner)
-        best = self._nearly_fitting(best, in_flight_of, planner)
-        # A stage may have become shorter when its memory was counted.
-        return replace(best, bound=min(best.bound, best.seconds))
+        return self._nearly_fitting(self._search(in_flight_of, planner), in_flight_of, planner)
 
     def _nearly_fitting(
         self, best: StageSolution, in_flight_of: InFlight, planner: Planner
@@ -162,7 +159,9 @@ class LazyStageCosts:
         self.fit(stages, in_flight_of)
         shorter = self._better(best, in_flight_of, stages)
         assert shorter is not None
-        return best if shorter is best else replace(shorter, bound=min(seconds, best.bound))
+        # What fits now may be part of other plans, too.
+        least = planner(self.arrays.stage_problem(in_flight_of), shorter.stages).seconds
+        return replace(shorter, bound=min(best.bound, least))
 
     def _search(self, in_flight_of: InFlight, planner: Planner) -> StageSolution:
         arrays, best, bound = self.arrays, None, 0.0
@@ -193,7 +192,7 @@ class LazyStageCosts:
                         self._or_one_stage(best, in_flight_of), status="feasible", bound=bound
                     )
             elif self.counts.solves >= most_without_plan:
-                best = self._leanest(in_flight_of)
+                best, bound = self._leanest(in_flight_of), 0.0  # more fits now
                 continue
             arrays.refine(pending)
             best = self._better(best, in_flight_of, plan.stages)

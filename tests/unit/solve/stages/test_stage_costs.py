@@ -27,14 +27,14 @@ from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh, check_number
 from shardopt.solve.stages.costs import lazy_costs
 from shardopt.solve.stages.costs.bounds import Rooflines, relaxed_layer
-from shardopt.solve.stages.costs.cost_arrays import CostArrays
+from shardopt.solve.stages.costs.cost_arrays import MEMORY, CostArrays
 from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts, NothingFits
 from shardopt.solve.stages.costs.lean import LeanSharder
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharded_part import ShardedPart
-from shardopt.solve.stages.costs.sharders import OptimalSharder, memory_of
-from shardopt.solve.stages.costs.stage_part import cut_part
+from shardopt.solve.stages.costs.sharders import OptimalSharder, PartSharding, memory_of
+from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
 from shardopt.solve.stages.dp.infeasible import leanest_plan
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
@@ -335,6 +335,44 @@ def test_lazy_and_eager_costs_give_one_plan(
     assert plan.seconds == pytest.approx(eager.seconds, rel=1e-9)
     assert plan.bound == pytest.approx(eager.seconds, rel=1e-9)
     assert lazy.num_exact <= lazy.num_candidates
+
+
+@pytest.fixture
+def short_and_lean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for the shortest sharding of a stage has missed one of half the seconds, which
+    that for a leaner one finds."""
+    shard = LeanSharder.shard
+
+    def shorter(
+        self: LeanSharder, part: StagePart, facts: PartFacts, tables: StrategyTables
+    ) -> PartSharding:
+        found = shard(self, part, facts, tables)
+        return replace(found, fragment_seconds=tuple(s / 2 for s in found.fragment_seconds))
+
+    monkeypatch.setattr(LeanSharder, "shard", shorter)
+
+
+@pytest.mark.usefixtures("short_and_lean")
+@pytest.mark.parametrize("limit", [4 * BYTES, 7 * BYTES, 9 * BYTES])
+def test_seconds_never_fall_on_the_way_to_exact_ones(limit: int) -> None:
+    arrays = LazyStageCosts(replace(problem(), memory_limit_bytes=(limit,))).arrays
+    for stage in map(tuple, np.argwhere(arrays.candidates).tolist()):
+        before = 0.0
+        while arrays.level[stage] < MEMORY:
+            arrays.refine([stage])
+            assert arrays.seconds[stage] >= before
+            before = arrays.seconds[stage]
+
+
+@pytest.mark.usefixtures("short_and_lean")
+@pytest.mark.parametrize("limit", [2432, 2464, 2496, 2528])
+def test_bounds_hold_where_leaner_shardings_turn_out_shorter(limit: int) -> None:
+    candidates = replace(problem(), memory_limit_bytes=(limit,))
+    least = solve_stages(exact(candidates)[1]).seconds
+    lazy = LazyStageCosts(candidates, gap_tolerance=0.0)
+    plan = lazy.best(one_f_one_b_in_flight, lambda stages, known: solve_stages(stages, None, known))
+    assert plan.bound == pytest.approx(least, rel=1e-9)
+    assert plan.seconds == pytest.approx(least, rel=1e-9)
 
 
 def test_more_candidates_than_memory_holds_are_refused() -> None:
