@@ -31,8 +31,7 @@ def assert_equal_trees(actual: Any, expected: Any) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("wrapped", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_steps_of_nnx_change_their_modules(wrapped: bool) -> None:
     """With dropout (a stream of typed keys), batch statistics and a counter, in two modules."""
     nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
@@ -40,7 +39,8 @@ def test_steps_of_nnx_change_their_modules(wrapped: bool) -> None:
 
     class Model(nnx.Module):
         def __init__(self, rngs: Any) -> None:
-            self.first = nnx.Linear(4, 16, rngs=rngs)
+            # Without a bias, which the norm takes out: what Adam makes of its gradient is noise.
+            self.first = nnx.Linear(4, 16, use_bias=False, rngs=rngs)
             self.norm = nnx.BatchNorm(16, rngs=rngs)
             self.dropout = nnx.Dropout(0.1, rngs=rngs)
             self.last = nnx.Linear(16, 2, rngs=rngs)
