@@ -12,7 +12,6 @@ from exported_model import example, inputs
 from shardopt.runtime.driver import open_run
 
 
-@pytest.mark.slow
 def test_hosts_find_their_executables_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,8 +35,7 @@ def step(params: Params, tokens: jax.Array) -> tuple[Params, jax.Array]:
     return jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients), value
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_device_rounds_as_plain_jit_does(microbatches: int) -> None:
     params = gpt.init_params(CONFIG, jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (8, CONFIG.length + 1), 0, CONFIG.vocab)

@@ -21,8 +21,6 @@ from tests.e2e.models import mlp
 STEPS = 3
 PATIENCE = 60.0  # seconds until a blocked run is a failed one
 
-pytestmark = pytest.mark.slow
-
 
 class Rendezvous(Mailbox):
     """A mailbox that takes a message only while somebody waits for it."""
@@ -46,7 +44,9 @@ class Rendezvous(Mailbox):
         return super().take(step, tag)
 
 
-@pytest.fixture(scope="module", params=["dualpipe-v", "v-half"])
+@pytest.fixture(
+    scope="module", params=["dualpipe-v", pytest.param("v-half", marks=pytest.mark.slow)]
+)
 def planned(request: pytest.FixtureRequest) -> tuple[bytes, bytes, list[np.ndarray]]:
     """Six layers on three meshes, where these schedules take values in another order than they are
     made."""

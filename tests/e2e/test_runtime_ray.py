@@ -19,7 +19,7 @@ from shardopt.runtime.reference import compare
 from shardopt.runtime.run import Run
 from shardopt.support.errors import UserError
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 
 def start(program: Program, transport: str = "auto", **options: Any) -> Run:
@@ -39,6 +39,7 @@ def test_messages_through_objects(ray_cluster: None) -> None:
             w0, w1 = expected[:2]
 
 
+@pytest.mark.slow
 def test_death_of_an_actor_is_one_error_that_names_the_mesh(ray_cluster: None) -> None:
     import ray
 
@@ -58,6 +59,7 @@ def test_death_of_an_actor_is_one_error_that_names_the_mesh(ray_cluster: None) -
     assert all(group["state"] == "REMOVED" for group in placement_group_table().values())
 
 
+@pytest.mark.slow
 def test_failure_on_a_worker_keeps_its_message(ray_cluster: None) -> None:
     with (
         start(example()) as run,
@@ -67,6 +69,7 @@ def test_failure_on_a_worker_keeps_its_message(ray_cluster: None) -> None:
         run.fetch(0)
 
 
+@pytest.mark.slow
 def test_hosts_of_the_plan_are_bundles(ray_cluster: None) -> None:
     """Parts of both meshes on one host share a bundle; what the cluster cannot hold is said."""
     import ray
@@ -93,6 +96,7 @@ def test_a_cluster_that_is_not_there() -> None:
         connect(None, "127.0.0.1:1")
 
 
+@pytest.mark.slow
 def test_actors_tell_times_and_where_they_stand(ray_cluster: None) -> None:
     with open_run(example(), "ray", quick_compile=True, trace=True) as run:
         run.load(inputs())

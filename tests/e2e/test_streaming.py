@@ -23,7 +23,6 @@ from shardopt.runtime.program.instructions import Program, Send
 from shardopt.solve.resharding.transfers import plan_resharding
 
 SHAPE = (512, 512)  # 32 KiB a chunk
-pytestmark = pytest.mark.slow
 
 
 def there_and_back(rounds: int, strategy: str = "broadcast", values: int = 1) -> Program:
@@ -41,8 +40,15 @@ def there_and_back(rounds: int, strategy: str = "broadcast", values: int = 1) ->
     return program
 
 
-@pytest.mark.parametrize("values", [1, 3])
-@pytest.mark.parametrize(("strategy", "parts"), [("broadcast", 16), ("local_allgather", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "parts", "values"),
+    [
+        ("broadcast", 16, 3),
+        pytest.param("broadcast", 16, 1, marks=pytest.mark.slow),
+        pytest.param("local_allgather", 2, 1, marks=pytest.mark.slow),
+        pytest.param("local_allgather", 2, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_values_come_through(strategy: str, parts: int, values: int) -> None:
     """Forth and back twice in a step, several steps, also as several values of a message."""
     program = there_and_back(2, strategy, values)
@@ -61,6 +67,7 @@ def test_values_come_through(strategy: str, parts: int, values: int) -> None:
                 np.testing.assert_array_equal(found, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "expected"), [("drop", FailureKind.LOST), ("kill", FailureKind.DIED)]
 )

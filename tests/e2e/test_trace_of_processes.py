@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 import time
 
-import pytest
 from exported_model import example, inputs
 
 from shardopt.runtime.driver import open_run
@@ -33,7 +32,6 @@ def check_spans(run: Run) -> None:
     assert len(task_times(spans, run.steps_done - 1)) == 14, "three times four tasks, two updates"
 
 
-@pytest.mark.slow
 def test_processes_share_a_clock_and_say_where_they_stand() -> None:
     stuck = Fault("sleep", "m1", host=0, step=1, position=2)
     limits = Limits(progress_seconds=3)
