@@ -22,17 +22,21 @@ from shardopt.dialect.plain_mesh import read_plain_mesh
 from shardopt.dialect.strategy import CLONE, STRATEGY, OpStrategy, read_strategy, strategy_attr
 from shardopt.extract.control_flow import RegionReader, numbered_operations
 from shardopt.extract.op_graph import reads
-from shardopt.graph.op_flops import Work
+from shardopt.graph.op_graph import Op
 from shardopt.ir.rewriting import functions, operations, symbol_name
 from shardopt.mesh.mesh import Mesh, Sharding
 
+# Names, rules and work matter to those who choose, and take most of the reading.
+_PLACED = Op(name="", operands=(), results=(), rule=None)
+
 
 class _Reader(RegionReader):
-    """Reads which operation reads and makes what; work matters to those who choose, and takes half
-    of the reading."""
+    """Reads which operation reads and makes what, and nothing else of it."""
 
-    def _work(self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]) -> Work:
-        return Work()
+    def _first_alike(
+        self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]
+    ) -> Op:
+        return _PLACED
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,12 +90,14 @@ class ChosenPart:
         for op in numbered_operations(self.block):
             operands = tuple([values[value] for value in reads(op)])
             results = tuple([values[result] for result in op.results])
-            if (operands, results) not in texts:
+            text = texts.get(lies := (operands, results))
+            if text is None:
                 plain = OpStrategy.plain(operands, results)
-                texts[operands, results] = strategy_attr(plain, op.context)
-            op.attributes[STRATEGY] = texts[operands, results]
-            if CLONE in op.attributes:
-                del op.attributes[CLONE]
+                text = texts[lies] = strategy_attr(plain, op.context)
+            attributes = op.attributes
+            attributes[STRATEGY] = text
+            if CLONE in attributes:
+                del attributes[CLONE]
 
     def unsettled(self) -> tuple[ir.Operation, str] | None:
         """The first operation that reads an operand in another sharding than it lies in."""

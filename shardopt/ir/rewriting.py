@@ -86,11 +86,12 @@ def operations(
     handle in the rest of the list; `outer_first` puts it before them, which is the order of the
     text."""
     matches: list[ir.Operation] = []
+    on = ir.WalkResult.ADVANCE  # looked up once: visits are many
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if not names or op.name in names:
             matches.append(op)
-        return ir.WalkResult.ADVANCE
+        return on
 
     root.operation.walk(visit, ir.WalkOrder.PRE_ORDER if outer_first else ir.WalkOrder.POST_ORDER)
     return matches

@@ -34,10 +34,11 @@ def annotate_block(block: ir.Block, shardings: Mapping[ir.Value, Sharding], mesh
             annotate_block(inner, shardings, mesh)
         if not len(op.results) or op.name in CONTROL_FLOW:
             continue
-        chosen = tuple(shardings[result] for result in op.results)
-        if chosen not in texts:
-            texts[chosen] = ir.StringAttr.get(tuple_to_mhlo(list(chosen), mesh))
-        op.attributes[MHLO_SHARDING] = texts[chosen]
+        chosen = tuple([shardings[result] for result in op.results])
+        text = texts.get(chosen)
+        if text is None:
+            text = texts[chosen] = ir.StringAttr.get(tuple_to_mhlo(list(chosen), mesh))
+        op.attributes[MHLO_SHARDING] = text
 
 
 def retype(shardings: Mapping[ir.Value, Sharding]) -> None:
