@@ -8,6 +8,7 @@ answers with its exit code."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import select
@@ -36,6 +37,8 @@ def main() -> int:
         importlib.import_module(name)
     # With its first function numba reads its registries, and scipy: 300 ms of every run that plans.
     importlib.import_module("numba").njit("int64()")(lambda: 0)
+    gc.collect()
+    gc.freeze()  # a fork that looks for garbage would copy all pages of what was imported
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(sys.argv[1])
