@@ -115,6 +115,33 @@ written in plain operations is priced as if one of them computed it
 
 To switch it off, leave `attention` out. That a plan is priced so does not make XLA run it so.
 
+## Collectives
+
+With n devices, latency a and w bytes/s, a value of b bytes takes (`shardopt/cost/collectives.py`):
+
+| | seconds | b is |
+|---|---|---|
+| all-gather, reduce-scatter | a(n - 1) + b(n - 1)/n / w | the whole value |
+| all-reduce | the sum of both | what each device holds |
+| all-to-all | a(n - 1) + b(n - 1)/n² / w | n times what each device holds |
+| permute | a + b / w | what each device sends |
+
+The first three are NCCL's own model where the host group has [`nccl`](../guide/cluster.md), and all are what was measured where a
+[profile](../guide/profile.md) has them. Which w holds depends on where the devices are:
+
+* **Across hosts** the groups of devices that leave a host share its network card. A ring passes it once for each group. Of
+  an all-to-all the messages to other hosts pass it, and of a permute all.
+* **Behind a switch** each device has `intra_host`.
+* **With links of their own** (`device_links`) rings have as many links as there are rings that fit into them at once, and all
+  messages of an all-to-all go at once: what its busiest link carries decides. A message takes the link between its
+  devices; where there is none it passes through a third device of the group, the one with the widest links; where no device
+  joins them it goes through the memory of the host, at the rate of `host_link`. This is how NCCL finds its paths
+  (`src/graph/paths.cc`; through a third GPU since 2.8.3). On the cube mesh of eight V100, of 20 GB/s a link, rings over all
+  have 120 GB/s a device, an all-to-all 47: three of seven partners have no link, and three messages are on the fullest one.
+  A permute is priced as one to the next member of the group, 20 GB/s there.
+
+Messages between meshes inside of such a host take the same ways, and wait for each other where they share a link.
+
 ## Overlap
 
 Where the cluster file says `overlap: true`, or `--overlap on` does, collectives run beside computing, as XLA's
