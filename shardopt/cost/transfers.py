@@ -103,7 +103,7 @@ def has_device_ways(group: HostGroup) -> bool:
 class DeviceWays:
     """Ways between devices of one host that have links of their own (`has_device_ways`), where
     `members`, devices of any hosts, pass on the messages of others. Where no links lead, messages
-    go over the memory of the host, at one link's rate if nobody said how fast that is."""
+    go over the memory of the host."""
 
     def __init__(self, cluster: Cluster, members: Iterable[int]) -> None:
         self._cluster = cluster
@@ -124,17 +124,17 @@ class DeviceWays:
         number = self._cluster.group_index(source)
         group, first = self._cluster.groups[number], self._cluster.first_devices[number]
         begin = source - (source - first) % group.devices_per_host
-        links, rate = group.device_links or (), group.link_rate
+        links = group.device_links or ()
         members = tuple(member - begin for member in self._members[int(self._hosts[source])])
         hops = route(links, members, source - begin, target - begin)
         if not hops:
-            host = group.host_link.bandwidth_bytes_per_second if group.host_link else rate
             nics = int(self._hosts[-1]) + 1
-            return Way(2 * nics + source, 2 * nics + len(self._hosts) + target, 1 / host)
+            seconds = 1 / group.over_host_rate
+            return Way(2 * nics + source, 2 * nics + len(self._hosts) + target, seconds)
         out, into = (
             self._first_link + (begin + a) * self._most + b for a, b in (hops[0], hops[-1])
         )
-        return Way(out, into, max(1 / (links[a][b] * rate) for a, b in hops))
+        return Way(out, into, 1 / (min(links[a][b] for a, b in hops) * group.link_rate))
 
 
 @dataclass(frozen=True, eq=False)

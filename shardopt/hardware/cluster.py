@@ -176,6 +176,12 @@ class HostGroup:
         return self.intra_host.bandwidth_bytes_per_second / count
 
     @property
+    def over_host_rate(self) -> float:
+        """Bytes/s of a message that goes through the memory of the host, as fast as one link where
+        nobody said how fast that is."""
+        return self.host_link.bandwidth_bytes_per_second if self.host_link else self.link_rate
+
+    @property
     def overlap_share(self) -> float:
         """How many seconds computing gets on in a second of collectives beside it, 0 where these
         run one after the other. Those of GPUs run on the cores that compute, and share their

@@ -49,7 +49,8 @@ def _cycles(links: Links, members: tuple[int, ...]) -> tuple[Counter[Hop], ...]:
 
 
 def _packed(cycles: tuple[Counter[Hop], ...], capacity: dict[Hop, int], most: int) -> int:
-    """How many of the rings fit at once; one may be taken as often as its links allow."""
+    """How many of the rings fit at once, by the sets that are looked at; one may be taken as often
+    as its links allow."""
     used: Counter[Hop] = Counter()
     best = sets = 0
 

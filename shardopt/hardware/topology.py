@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
 from shardopt.hardware.cluster import Cluster, HostGroup, Link, Submesh
 from shardopt.hardware.link_rings import rings
-from shardopt.hardware.link_routes import seconds_together
+from shardopt.hardware.link_routes import Links, seconds_together
 from shardopt.mesh.mesh import Mesh
 
 
@@ -99,24 +99,27 @@ def _inside(cluster: Cluster, owner: HostGroup, groups: np.ndarray) -> GroupPlac
         return GroupPlacement(size, owner.intra_host, 1, bandwidth, bandwidth)
     begin = cluster.first_devices[cluster.group_index(int(groups.flat[0]))]
     places = np.unique((groups - begin) % owner.devices_per_host, axis=0).tolist()
-    ring, exchange, shift = np.min([_rates(owner, tuple(members)) for members in places], axis=0)
+    link_rate, host_rate = owner.link_rate, owner.over_host_rate
+    rates = [_rates(owner.device_links, tuple(each), link_rate, host_rate) for each in places]
+    ring, exchange, shift = np.min(rates, axis=0)
     link = Link(owner.intra_host.latency_seconds, float(ring))
     return GroupPlacement(size, link, 1, float(exchange), float(shift))
 
 
-def _rates(owner: HostGroup, members: tuple[int, ...]) -> tuple[float, float, float]:
+@lru_cache(maxsize=1024)
+def _rates(
+    links: Links, members: tuple[int, ...], link_rate: float, host_rate: float
+) -> tuple[float, float, float]:
     """Bytes/s of a device in rings over devices of a host with links of their own, in exchanges
     between all of them, and in sending to the next. Where no links lead, the memory of the host is
-    the way; of a host of which nobody said how fast that is, it is as fast as a link."""
-    links, rate = owner.device_links or (), owner.link_rate
-    host = owner.host_link.bandwidth_bytes_per_second if owner.host_link else rate
+    the way."""
     ordered = tuple(sorted(members))
     pairs = [(a, b) for a in members for b in members if a != b]
     nexts = [*zip(members, members[1:] + members[:1], strict=True)]
     return (
-        rings(links, ordered) * rate or host,
-        (len(members) - 1) / seconds_together(links, ordered, pairs, rate, host),
-        1 / seconds_together(links, ordered, nexts, rate, host),
+        rings(links, ordered) * link_rate or host_rate,
+        (len(members) - 1) / seconds_together(links, ordered, pairs, link_rate, host_rate),
+        1 / seconds_together(links, ordered, nexts, link_rate, host_rate),
     )
 
 

@@ -113,9 +113,9 @@ class Framework:
 _UNKNOWN = Framework()
 # A schedule can be called so, too.
 _EAGER = re.compile(r"\beager\b(?!-1f1b)", re.IGNORECASE)
-# Of torchtitan, docs: async TP requires torch.compile (async_tp.md), and products in 8 bits do for
-# competitive performance (float8.md).
-_COMPILED = re.compile(r"\bcompiled?\b|\basync ?tp\b|\bfloat8\b", re.IGNORECASE)
+# torchtitan's documentation: async TP requires torch.compile, and so do products in 8 bits for
+# competitive performance.
+_COMPILED = re.compile(r"\bcompiled?\b|\basync ?tp\b", re.IGNORECASE)
 # alpa/monkey_patch.py: flax's Embed takes the product of one-hot rows and the table.
 # alpa/model/model_util.py, TrainState: float16 parameters beside their float32 master copy.
 # alpa/model/bert_model.py and moe.py: FlaxBertOutput and FlaxMoELayer normalize the sum of a part
@@ -126,8 +126,7 @@ _COMPILED = re.compile(r"\bcompiled?\b|\basync ?tp\b|\bfloat8\b", re.IGNORECASE)
 BY_ALPA = Computing(
     looks_up_by_product=True, carries_copies=True, normalizes_sums=True, sums_narrow=True
 )
-# alpa/shard_parallel/auto_sharding.py, AutoShardingOption: XLA's combiner of all-reduces takes them
-# together up to all_reduce_threshold, 2^60 bytes.
+# `_FRAMEWORKS` says where this is from.
 _BY_NEMO = Framework(
     "cudnn",
     overlaps=True,
@@ -185,6 +184,8 @@ _FRAMEWORKS = (
     ),
     # benchmark/alpa/benchmark_2d_one_case_gpt_bert.py and _moe.py take the configuration's default,
     # tie_word_embeddings; benchmark_3d_one_case_gpt_bert.py sets it to False.
+    # alpa/shard_parallel/auto_sharding.py, AutoShardingOption: XLA's combiner of all-reduces takes
+    # them together up to all_reduce_threshold, 2^60 bytes.
     (
         r"results_intra_ablation",
         Framework(ties=True, reruns=True, sums_together=True, how=BY_ALPA),

@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, get_args
 
-import numpy as np
-
 from shardopt.options.names import PlatformName
 from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
@@ -167,7 +165,8 @@ def _to_neighbour(cluster: Cluster, host: int) -> Link:
     from shardopt.hardware.topology import group_placement
     from shardopt.mesh.mesh import Mesh
 
-    devices = tuple(np.flatnonzero(cluster.hosts_of_devices == host).tolist())
+    hosts = cluster.hosts_of_devices.tolist()
+    devices = tuple(device for device, each in enumerate(hosts) if each == host)
     place = group_placement(cluster, Mesh("host", (("x", len(devices)),), devices), ("x",))
     return Link(_group_of(cluster, host).intra_host.latency_seconds, place.shift)
 

@@ -6,13 +6,13 @@ from itertools import combinations_with_replacement, pairwise, permutations
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.hardware.link_rings import rings
 from shardopt.hardware.link_routes import Links, route
 from shardopt.hardware.topology import group_placement
 from shardopt.mesh.mesh import Mesh
+from tests.unit.hardware.drawn_links import some_links
 
 CUBE_MESH = load_cluster("v100").groups[0].device_links
 assert CUBE_MESH is not None
@@ -28,17 +28,7 @@ def test_rings_of_the_cube_mesh_are_as_many_as_its_rates_say(members: int, bus: 
     assert rings(CUBE_MESH, tuple(range(members))) == round(bus / 22.5)
 
 
-@st.composite
-def some_links(draw: st.DrawFn) -> Links:
-    size = draw(st.integers(2, 4))
-    links = [[0] * size for _ in range(size)]
-    for a in range(size):
-        for b in range(a):
-            links[a][b] = links[b][a] = draw(st.integers(0, 2))
-    return tuple(map(tuple, links))
-
-
-@given(some_links())
+@given(some_links(most=4))
 def test_no_more_rings_fit_than_are_found(links: Links) -> None:
     """Against every choice of rings: of those from member to member, or, where there are none, of
     those through third members."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from shardopt.cost.collectives import collective_seconds
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.hardware.link_routes import Links, route, seconds_together
 from shardopt.hardware.topology import group_placement
 from shardopt.mesh.mesh import Mesh
+from tests.unit.hardware.drawn_links import some_links
 
 V100 = load_cluster("v100")
 CUBE_MESH = V100.groups[0].device_links
@@ -69,17 +69,7 @@ def test_collectives_of_messages_take_as_long_as_their_links_need() -> None:
     assert seconds == pytest.approx(3 * latency + 1e9 / 20e9)
 
 
-@st.composite
-def some_links(draw: st.DrawFn) -> Links:
-    size = draw(st.integers(2, 6))
-    links = [[0] * size for _ in range(size)]
-    for a in range(size):
-        for b in range(a):
-            links[a][b] = links[b][a] = draw(st.integers(0, 2))
-    return tuple(map(tuple, links))
-
-
-@given(some_links())
+@given(some_links(most=6))
 def test_messages_take_links_that_exist_and_the_shortest_way(links: Links) -> None:
     members = tuple(range(len(links)))
     for source in members:
