@@ -51,6 +51,7 @@ class CostArrays:
     cost_cache: CostCache
     refusals: dict[str, None] = field(default_factory=dict)
     _parts: dict[tuple[int, int, str, str], StagePart] = field(default_factory=dict)
+    _part_of_content: dict[tuple[str, str, bytes], StagePart] = field(default_factory=dict)
     _part_of_key: dict[str, StagePart] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -361,19 +362,36 @@ class CostArrays:
         start, end, c = candidate
         recompute, offload = self.problem.configs[c].recompute, self.problem.configs[c].offload
         if (start, end, recompute, offload) not in self._parts:
-            # What depends on where a stage begins and ends is not done to the whole step at once.
-            if split_mode(recompute)[1] is None and recompute != "full":
-                step = self.layers.step(recompute, offload)
-            else:
-                units = units_of_stage(recompute, range(start, end))
-                step = recompute_forward(self.layers.offloaded(offload), units)
-            part = cut_part(step, start, end)
-            # Only known methods ask where in the model a part stands; else one stands for all that
-            # are equal, which would take gigabytes.
-            if all(config.method == "ilp" for config in self.problem.configs):
-                part = self._part_of_key.setdefault(part.key, part)
-            self._parts[start, end, recompute, offload] = part
+            self._parts[start, end, recompute, offload] = self._part(start, end, recompute, offload)
         return self._parts[start, end, recompute, offload]
+
+    def _part(self, start: int, end: int, recompute: str, offload: str) -> StagePart:
+        """Only known methods ask where in the model a part stands; else one stands for all that are
+        equal, which would take gigabytes."""
+        if any(config.method != "ilp" for config in self.problem.configs):
+            return self._cut(start, end, recompute, offload)
+        mode = recompute if _is_of_layers(recompute) else "none"
+        content = self.layers.contents(mode, offload).of(start, end, end)
+        if content is None:
+            part = self._cut(start, end, recompute, offload)
+            return self._part_of_key.setdefault(part.key, part)
+        known = (recompute, offload, content.digest)
+        if known not in self._part_of_content:
+            part = self._cut(start, end, recompute, offload)
+            self._part_of_content[known] = self._part_of_key.setdefault(part.key, part)
+        return self._part_of_content[known]
+
+    def _cut(self, start: int, end: int, recompute: str, offload: str) -> StagePart:
+        if _is_of_layers(recompute):
+            return cut_part(self.layers.step(recompute, offload), start, end)
+        units = units_of_stage(recompute, range(start, end))
+        return cut_part(recompute_forward(self.layers.offloaded(offload), units), start, end)
+
+
+def _is_of_layers(recompute: str) -> bool:
+    """Whether all layers recompute alike, whatever stages they are in: that is done to the whole
+    step at once."""
+    return recompute != "full" and split_mode(recompute)[1] is None
 
 
 # Of bytes to their bounds, where nothing is known yet: weights and activations lie once more on

@@ -22,9 +22,11 @@ import numpy as np
 
 from shardopt.graph.recomputed_units import split_mode, units_of_stage
 from shardopt.mesh.mesh import Mesh
+from shardopt.solve.sharding.strategies.linear import Linear
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.costs.bounds import RelaxedLayer, Rooflines, relaxed_layer
 from shardopt.solve.stages.costs.cost_cache import CostCache
+from shardopt.solve.stages.costs.interval_contents import IntervalContent, IntervalContents
 from shardopt.solve.stages.costs.offload import offload_state
 from shardopt.solve.stages.costs.recomputation import recompute_forward
 from shardopt.solve.stages.costs.stage_part import StagePart
@@ -54,8 +56,12 @@ class LayerBounds:
     byte_seconds: dict[Mesh, tuple[float, ...]] = field(default_factory=dict)
     _steps: dict[tuple[str, str], StepGraph] = field(default_factory=dict)
     _with_state_on_hosts: dict[str, StepGraph] = field(default_factory=dict)
+    _contents: dict[tuple[str, str], IntervalContents] = field(default_factory=dict)
     _layers: dict[tuple[int, bool, str], RelaxedLayer] = field(default_factory=dict)
     _forwards: dict[tuple[int, bool, str], RelaxedLayer | None] = field(default_factory=dict)
+    _linear: dict[str, np.ndarray] = field(default_factory=dict)
+    # Of layers of equal content, the one that was asked for first.
+    _stand_ins: dict[tuple[bool, str, bytes], int] = field(default_factory=dict)
     # Of layers that are equal, by their content and which of their operations run forward.
     _parts: dict[str, StagePart] = field(default_factory=dict)
     _alone: dict[tuple[str, frozenset[int]], RelaxedLayer | None] = field(default_factory=dict)
@@ -233,16 +239,47 @@ class LayerBounds:
             self._with_state_on_hosts[mode] = offload_state(self.problem.step)
         return self._with_state_on_hosts[mode]
 
+    def contents(self, mode: str, offload: str = "none") -> IntervalContents:
+        """What the intervals of `step` are made of."""
+        if (mode, offload) not in self._contents:
+            self._contents[mode, offload] = IntervalContents(self.step(mode, offload))
+        return self._contents[mode, offload]
+
     def relaxed_layer(self, layer: int, last: bool, mode: str) -> RelaxedLayer:
+        """What a layer does at least, perhaps as it stands in an equal layer."""
+        layer = self._stand_in(layer, last, mode)
         if (layer, last, mode) not in self._layers:
             self._layers[layer, last, mode] = relaxed_layer(
                 self.step(mode), layer, last, self._parts
             )
         return self._layers[layer, last, mode]
 
+    def _stand_in(self, layer: int, last: bool, mode: str) -> int:
+        """A layer that is equal to this one, whatever stage it is in. The last one is no other's:
+        what it runs forward is not known from what depends on layers behind it."""
+        ends = layer == self.problem.num_layers - 1
+        content = None if ends else self._content_of(layer, mode)
+        if content is None:
+            return layer
+        linear = self._linear_numbers(mode)[content.ops].tobytes()
+        return self._stand_ins.setdefault((last, mode, content.digest + linear), layer)
+
+    def _content_of(self, layer: int, mode: str) -> IntervalContent | None:
+        return self.contents(mode).of(layer, layer + 1, self.problem.num_layers - 1)
+
+    def _linear_numbers(self, mode: str) -> np.ndarray:
+        """Equal numbers for operations of `step` that deal with unreduced values in one way: int64
+        `[operations]`."""
+        if mode not in self._linear:
+            numbers = dict[Linear, int]()
+            kinds = [numbers.setdefault(each, len(numbers)) for each in self.step(mode).linear]
+            self._linear[mode] = np.array(kinds, dtype=np.int64)
+        return self._linear[mode]
+
     def _forward(self, layer: int, last: bool, mode: str) -> RelaxedLayer | None:
         """What a layer runs forward, where that can be looked at alone. In the last layer it is one
         fragment with the backward."""
+        layer = self._stand_in(layer, last, mode)
         if (layer, last, mode) not in self._forwards:
             ops, whole = self._forward_ops(layer, mode), self.relaxed_layer(layer, last, mode)
             nodes = enumerate(whole.part.source_ops)
@@ -255,7 +292,14 @@ class LayerBounds:
     def _forward_ops(self, layer: int, mode: str) -> frozenset[int]:
         """Operations of the step that a layer runs forward."""
         ends = layer == self.problem.num_layers - 1
-        return self.relaxed_layer(layer, ends, mode).forward_ops()
+        ops = self.relaxed_layer(layer, ends, mode).forward_ops()
+        other = self._stand_in(layer, ends, mode)
+        if other == layer:
+            return ops
+        of_other, of_layer = (self._content_of(each, mode) for each in (other, layer))
+        assert of_other is not None and of_layer is not None
+        pairs = zip(of_other.ops.tolist(), of_layer.ops.tolist(), strict=True)
+        return frozenset(op for its, op in pairs if its in ops)
 
     def _known(self, mesh: Mesh, layer: int, last: bool, mode: str) -> int:
         """What is known of a layer: its roofline, the bound of its forward, or that of all of

@@ -9,27 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from math import ceil
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from model_steps import step_of
 from step_graphs import StepBuilder
 
 from benchmarks.alpa.specs import TINY
-from shardopt.dialect.program import read_program
-from shardopt.frontend.calls.phase_options import phase_text
 from shardopt.graph.recomputed_units import searched_modes
 from shardopt.hardware.cluster_file import load_cluster, with_overlap
-from shardopt.ir.context import make_context
-from shardopt.ir.io import load_module
-from shardopt.models.build import bytecode
-from shardopt.options.plan_options import PlanOptions
-from shardopt.passes.stages.read_step import read_step
-from shardopt.pipeline.manager import run_pipeline
-from shardopt.pipeline.phases import phase_range
 from shardopt.solve.assignment.limits import SearchLimits, work_of
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.sharding.budget.search import fit
@@ -144,21 +135,6 @@ def test_a_last_stage_that_recomputes_all_is_bounded_like_one_that_recomputes_no
             while arrays.level[start, 3, c] < level:
                 arrays.refine([(start, 3, c)])
         assert (arrays.seconds[:, -1, 0::2] == arrays.seconds[:, -1, 1::2]).all()
-
-
-@lru_cache(maxsize=16)
-def step_of(name: str, layers: int, microbatches: int) -> tuple[StepGraph, InputKinds]:
-    options = PlanOptions(
-        "cpu-test:1x4",
-        layers=layers,
-        microbatches=microbatches,
-        batch_coupling="per-microbatch",
-    )
-    with make_context() as context:
-        module = load_module(bytecode(TINY[name]), context)
-        for phase in ("import", "microbatch", "cluster"):
-            run_pipeline(module, phase_range(phase, phase, phase_text(options, phase)))
-        return read_step(read_program(module))
 
 
 @pytest.mark.slow

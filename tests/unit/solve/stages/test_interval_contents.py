@@ -1,0 +1,165 @@
+"""Intervals of layers with equal digests have equal parts, however stages recompute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from model_steps import step_of
+from step_graphs import StepBuilder
+
+from shardopt.graph.recomputed_units import searched_modes
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.solve.stages.candidates import CandidateProblem
+from shardopt.solve.stages.costs import cost_arrays, layer_bounds
+from shardopt.solve.stages.costs.bounds import relaxed_layer
+from shardopt.solve.stages.costs.cost_arrays import CostArrays
+from shardopt.solve.stages.costs.cost_cache import CostCache
+from shardopt.solve.stages.costs.interval_contents import IntervalContents
+from shardopt.solve.stages.costs.recomputation import can_recompute
+from shardopt.solve.stages.costs.stage_part import cut_part
+from shardopt.solve.stages.stage_problem import stage_configs
+from shardopt.solve.stages.step_graph import StepGraph
+from shardopt.support.errors import UserError
+
+CLUSTER = load_cluster("cpu-test:1x4")
+
+
+def network(weights: list[int], skips: list[int], num_layers: int) -> StepGraph:
+    """Product k reads weight `weights[k]` and the output of product k - 1, or that many before
+    it; those behind the loss are trained."""
+    builder = StepBuilder()
+    known = [builder.weight() for _ in range(max(weights) + 1)]
+    values, read = [builder.tensor()], [0]
+    for k, (weight, back) in enumerate(zip(weights, skips, strict=True)):
+        read.append(max(k - back, 0))
+        values.append(builder.node(values[read[-1]], known[weight]))
+    loss = builder.op("loss", "subtract", values[-1], builder.tensor())
+    builder.accumulate("loss.acc", builder.op("metric", "multiply", loss, loss))
+    trained, value = dict[int, None](), len(weights)
+    while value:
+        trained[known[weights[value - 1]]], value = None, read[value]
+    builder.backward(loss, list(trained))
+    return builder.step(num_layers, 2)
+
+
+def chain(depth: int) -> StepGraph:
+    return network(list(range(depth)), [0] * depth, depth)
+
+
+def arrays_of(step: StepGraph) -> CostArrays:
+    modes = searched_modes(step.num_layers) if can_recompute(step) else ("none",)
+    configs = tuple(
+        replace(each, recompute=mode, offload=offload)
+        for each in stage_configs(CLUSTER)[:1]
+        for mode in modes
+        for offload in ("none", "optimizer")
+    )
+    problem = CandidateProblem(step, step.num_layers, CLUSTER, configs, 2)
+    return CostArrays(problem, CostCache(CLUSTER))
+
+
+def check(step: StepGraph) -> None:
+    """Every part is that of its own interval, and every bound that of its own layer."""
+    arrays = arrays_of(step)
+    for start, end in combinations(range(step.num_layers + 1), 2):
+        for c, config in enumerate(arrays.problem.configs):
+            own = arrays._cut(start, end, config.recompute, config.offload)
+            assert arrays.part((start, end, c)).key == own.key
+    for layer in range(step.num_layers):
+        for last in (False, True):
+            alone = relaxed_layer(step, layer, last, {})
+            assert arrays.layers.relaxed_layer(layer, last, "none").key == alone.key
+            if last == (layer == step.num_layers - 1):
+                assert arrays.layers._forward_ops(layer, "none") == alone.forward_ops()
+
+
+@given(st.data(), st.integers(2, 6))
+@settings(max_examples=10, deadline=None)
+def test_a_part_is_that_of_its_own_interval(data: st.DataObject, depth: int) -> None:
+    weights = data.draw(st.lists(st.integers(0, depth - 1), min_size=depth, max_size=depth))
+    skips = data.draw(st.lists(st.integers(0, 2), min_size=depth, max_size=depth))
+    used = sorted(set(weights))
+    num_layers = data.draw(st.integers(1, depth))
+    try:
+        step = network([used.index(weight) for weight in weights], skips, num_layers)
+    except UserError:  # no balanced layers
+        assume(False)
+    check(step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny"])
+def test_a_part_of_a_model_is_that_of_its_own_interval(name: str) -> None:
+    check(step_of(name, 3, 2)[0])
+
+
+def test_equal_intervals_are_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight layers the first and the last are different: four intervals of two layers are not,
+    apart from that."""
+    step, cut = chain(8), list[tuple[int, int]]()
+    arrays = arrays_of(step)
+
+    def counted(step: StepGraph, start: int, end: int) -> object:
+        cut.append((start, end))
+        return cut_part(step, start, end)
+
+    monkeypatch.setattr(cost_arrays, "cut_part", counted)
+    parts = [arrays.part((start, start + 2, 0)) for start in range(1, 6)]
+    assert cut == [(1, 3)]
+    assert all(part is parts[0] for part in parts)
+    arrays.part((0, 2, 0))
+    assert cut == [(1, 3), (0, 2)]
+
+
+def test_equal_layers_are_bounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[int] = []
+
+    def counted(step: StepGraph, layer: int, last: bool, alike: dict) -> object:
+        cut.append(layer)
+        return relaxed_layer(step, layer, last, alike)
+
+    monkeypatch.setattr(layer_bounds, "relaxed_layer", counted)
+    layers = arrays_of(chain(8)).layers
+    cut.clear()
+    layers._layers.clear()
+    for layer in range(8):
+        layers.relaxed_layer(layer, False, "none")
+    assert cut == [0, 1, 7]
+
+
+def test_the_order_in_which_a_model_lists_its_updates_does_not_matter() -> None:
+    step = chain(6)
+    ops, layers, (_, stop) = list(step.graph.ops), list(step.op_layer), step.loop
+    # Pairs of the sum of a gradient and the update.
+    order = [*range(stop), *(k for at in range(len(ops) - 2, stop, -2) for k in (at, at + 1)), stop]
+    assert sorted(order) == list(range(len(ops)))
+    shuffled = replace(
+        step,
+        graph=replace(step.graph, ops=tuple(ops[k] for k in order)),
+        op_layer=tuple(layers[k] for k in order),
+    )
+    contents = IntervalContents(shuffled)
+    found = [contents.of(k, k + 1, k + 1) for k in range(6)]
+    digests = [each.digest for each in found if each is not None]
+    assert len(set(digests[1:5])) == 1
+    assert len(digests) == 6
+    assert len(set(digests)) == 3
+
+
+def test_a_layer_with_a_loop_is_no_other() -> None:
+    step = chain(6)
+    first = next(op for op in range(*step.loop) if step.op_layer[op] == 2)
+    looping = replace(step, graph=replace(step.graph, loops=((first, first + 1),)))
+    contents = IntervalContents(looping)
+    found = [contents.of(k, k + 1, k + 1) for k in range(1, 5)]
+    digests = [each.digest for each in found if each is not None]
+    assert digests[0] == digests[2] == digests[3] != digests[1]
+
+
+def test_what_is_computed_again_by_the_model_is_cut_where_each_stage_begins() -> None:
+    step = chain(4)
+    assert IntervalContents(replace(step, repeated={1: 0})).of(0, 1, 1) is None
