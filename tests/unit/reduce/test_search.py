@@ -1,14 +1,20 @@
 """The search as a whole: what it leaves, what it counts as the same failure, and that crashes and
-hangs of what it tries end a trial only."""
+hangs of what it tries end a trial only.
+
+A trial is a fork. Of a process that has run a suite it takes ten times as long as of one that has
+imported the search only: long searches run in such a one."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -16,7 +22,7 @@ import pytest
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.pipeline.reproducer import Reproduction, footer
-from shardopt.reduce.candidate import Candidate, Subject, pipeline_text
+from shardopt.reduce.candidate import Candidate, Size, Subject, pipeline_text
 from shardopt.reduce.failure import Failure, core_of, failure_of, preload
 from shardopt.reduce.interest import CommandTest, SameFailure
 from shardopt.reduce.isolation import isolated
@@ -24,6 +30,7 @@ from shardopt.reduce.op_reductions import DropOps
 from shardopt.reduce.reductions import REDUCTIONS
 from shardopt.reduce.search import Search
 from shardopt.tools.shardopt import main
+from tests.warm.tools import client_command
 
 MLP = Path(__file__).parents[3] / "docs" / "tutorial" / "mlp.mlir"
 SPLIT = "shardopt-split-microbatches{num-microbatches=3}"
@@ -34,40 +41,52 @@ def mlp(passes: tuple[str, ...] | None = FAILING) -> Candidate:
     return Subject(load_module(MLP.read_bytes(), make_context()), passes).candidate()
 
 
-def searched(candidate: Candidate, test: Callable[[Candidate], bool]) -> Candidate:
-    return Search(test, REDUCTIONS, trial_seconds=60.0).run(candidate)
+@pytest.fixture(scope="module")
+def small_process() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        yield process
 
 
-def test_what_is_looked_for_is_left_alone() -> None:
+def searched(test: Callable[[Candidate], bool]) -> tuple[Candidate, list[Size]]:
+    """What a search in `mlp` leaves, and the sizes on the way there."""
+    sizes = [mlp().size]
+    search = Search(test, REDUCTIONS, trial_seconds=60.0)
+    search.on_better = lambda each: sizes.append(each.size)
+    return search.run(mlp()), sizes
+
+
+def _has_tanh(each: Candidate) -> bool:
+    return "stablehlo.tanh" in each.text
+
+
+def _has_products_and_a_difference(each: Candidate) -> bool:
+    return each.text.count("dot_general") >= 2 and "subtract" in each.text
+
+
+def test_what_is_looked_for_is_left_alone(small_process: ProcessPoolExecutor) -> None:
     """No pass, and one operation of one element."""
-    left = searched(mlp(), lambda each: "stablehlo.tanh" in each.text)
+    left, _ = small_process.submit(searched, _has_tanh).result()
     assert left.passes == () and left.size.operations == 4  # function, constant, tanh, return
     assert "stablehlo.tanh %cst : tensor<1x1xf32>" in left.text and "loc(" not in left.text
 
 
-def test_two_runs_leave_the_same() -> None:
-    def test(each: Candidate) -> bool:
-        return each.text.count("dot_general") >= 2 and "subtract" in each.text
-
-    assert searched(mlp(), test) == searched(mlp(), test)
+def test_two_runs_leave_the_same_and_each_candidate_is_smaller(
+    small_process: ProcessPoolExecutor,
+) -> None:
+    runs = [small_process.submit(searched, _has_products_and_a_difference) for _ in range(2)]
+    (left, sizes), again = (run.result() for run in runs)
+    assert (left, sizes) == again
+    assert sizes == sorted(set(sizes), reverse=True) and len(sizes) > 5
 
 
 @pytest.mark.slow
 def test_the_failure_stays_the_same() -> None:
     failure = failure_of(mlp(), 60.0, on_modules=preload)
     assert failure is not None and failure.step == "shardopt-split-microbatches"
-    left = searched(mlp(), SameFailure(failure, 60.0))
+    left, _ = searched(SameFailure(failure, 60.0))
     assert left.passes == (SPLIT,) and left.size.operations <= 6
     again = failure_of(left, 60.0)
     assert again is not None and again.is_like(failure)
-
-
-def test_every_candidate_is_smaller_than_the_one_before() -> None:
-    sizes = [mlp().size]
-    search = Search(lambda each: "reduce" in each.text, REDUCTIONS, 60.0)
-    search.on_better = lambda each: sizes.append(each.size)
-    search.run(mlp())
-    assert sizes == sorted(set(sizes), reverse=True) and len(sizes) > 5
 
 
 @pytest.mark.parametrize(
@@ -162,28 +181,27 @@ def reproducer(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command_leaves_a_reproducer(
-    reproducer: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def _reduced(socket: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [*client_command(socket, "shardopt"), "reduce", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+def test_the_command_leaves_a_reproducer(reproducer: Path, warm_socket: str) -> None:
     before = reproducer.read_text()
-    assert main(["reduce", str(reproducer)]) == 0
-    captured = capsys.readouterr()
+    printed = _reduced(warm_socket, reproducer)
     target = reproducer.with_suffix(".reduced.mlir")
-    assert f"shardopt-opt {target} --run-reproducer" in captured.out
-    assert "looking for: error in shardopt-split-microbatches" in captured.err
+    assert f"shardopt-opt {target} --run-reproducer" in printed.stdout
+    assert "looking for: error in shardopt-split-microbatches" in printed.stderr
     assert SPLIT in target.read_text() and "cse" not in target.read_text()
     assert reproducer.read_text() == before
 
 
-def test_the_command_with_a_test_and_no_pipeline(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_with_a_test_and_no_pipeline(tmp_path: Path, warm_socket: str) -> None:
     target = tmp_path / "small.mlir"
-    arguments = ["reduce", str(MLP), "--test", "grep -q stablehlo.tanh", "-o", str(target)]
-    assert main(arguments) == 0
+    printed = _reduced(warm_socket, MLP, "--test", "grep -q stablehlo.tanh", "-o", target)
     text = target.read_text()
     assert text.count("stablehlo.") == 2 and "mlir_reproducer" not in text
-    assert "32 operations" in capsys.readouterr().out
+    assert "32 operations" in printed.stdout
 
 
 def test_limits_keep_the_best_so_far(reproducer: Path, capsys: pytest.CaptureFixture[str]) -> None:
