@@ -97,7 +97,8 @@ class Context:
                 self.buffers[buffer] = self.devices.copy(source)
 
     def tiling(self, buffer: int) -> Tiling:
-        return Tiling(self.program.mesh, self.program.buffers[buffer], self.host)
+        """Of the argument or result in a buffer."""
+        return Tiling(self.program.mesh, self.program.array(buffer), self.host)
 
     def error(self, position: int, error: BaseException) -> MeshError:
         """What is raised when the instruction at `position`, or the end of the step behind the last

@@ -25,6 +25,12 @@ def python_slices(slice_: Slice) -> Slices:
     return tuple(slice(start, limit) for start, limit in slice_)
 
 
+def filled(shard: np.ndarray, tile: Slice) -> np.ndarray:
+    """What of a shard is its tile, and no padding: a view."""
+    cut: Any = (..., *(slice(limit - start) for start, limit in tile))
+    return cast(np.ndarray, shard[cut])
+
+
 class Tiling:
     """The tiles of one spec on one mesh, worked out once: those of `host`, or of all devices.
 
@@ -43,11 +49,9 @@ class Tiling:
             first.setdefault(tile, shard)
         numbers: dict[Slice, int] = {}
         self._part = [numbers.setdefault(tiles[shard], len(numbers)) for shard in shards]
+        self.tiles = tuple(numbers)  # the global slice of each part
         # The ellipsis keeps a scalar's part an array.
         self._slices: list[Any] = [(..., *python_slices(tile)) for tile in numbers]
-        self._filled: list[Any] = [
-            (..., *(slice(limit - start) for start, limit in tile)) for tile in numbers
-        ]
         # Of equal tiles on several hosts, the first one is read.
         self._owned = [
             (place, self._part[place])
@@ -78,7 +82,7 @@ class Tiling:
     def owned(self, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The parts that this host contributes to the whole: each tile of the mesh comes from one
         host."""
-        return [shards[place][self._filled[part]] for place, part in self._owned]
+        return [filled(shards[place], self.tiles[part]) for place, part in self._owned]
 
     def paste(self, owned: Sequence[np.ndarray], whole: np.ndarray) -> None:
         """Write what `owned` returned into the whole array."""

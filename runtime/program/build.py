@@ -20,12 +20,12 @@ program is the same in every run."""
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 
 from shardopt.forms.exported_program import (
     Call,
     ExportedProgram,
     Loop,
-    MeshValue,
     TensorSpec,
     Transfer,
 )
@@ -43,13 +43,15 @@ def build_program(exported: ExportedProgram) -> Program:
     emitter = Emitter(exported)
     values = exported.main.values
     arguments: dict[str, list[tuple[int, int]]] = {mesh.name: [] for mesh in exported.meshes}
-    resting: dict[int, MeshValue] = {}  # values of `@main` that lie on the host between calls
+    resting: dict[int, TensorSpec] = {}  # values of `@main` that lie on the host between calls
     for number, argument in enumerate(exported.arguments):
-        buffer = emitter.meshes[argument.value.mesh].define(argument.value.spec)
+        # With padding, which the argument of the caller has not.
+        held = replace(values[number].spec, memory=argument.value.spec.memory)
+        buffer = emitter.meshes[argument.value.mesh].define(held)
         emitter.bind(number, buffer)
         arguments[argument.value.mesh].append((number, buffer))
         if argument.value.spec.memory == "host" and argument.alias is not None:
-            resting[number] = resting[exported.main.results[argument.alias]] = argument.value
+            resting[number] = resting[exported.main.results[argument.alias]] = held
     for position, op in enumerate(exported.main.ops):
         if isinstance(op, Call):
             inputs = tuple(
@@ -64,7 +66,7 @@ def build_program(exported: ExportedProgram) -> Program:
             emitter.call(op, inputs, outputs, label_of(op.kind, op.stage))
             for value in op.outputs:
                 if value in resting:
-                    stored = emitter.move(op.mesh, emitter.use(value), resting[value].spec)
+                    stored = emitter.move(op.mesh, emitter.use(value), resting[value])
                     emitter.bind(value, stored)
         elif isinstance(op, Transfer):
             source, target = values[op.input], (op.output, values[op.output])
@@ -92,6 +94,15 @@ def _finish(
     parts = []
     for name, part in emitter.meshes.items():
         inputs = dict(arguments[name])
+        shapes = {
+            buffer: listed[number].value.spec.shape
+            for listed, pairs in (
+                (exported.arguments, arguments[name]),
+                (exported.results, results[name]),
+            )
+            for number, buffer in pairs
+            if listed[number].value.spec.shape != part.buffers[buffer].shape
+        }
         feedback = _feedback(part, inputs, dict(results[name]), exported)
         program = MeshProgram(
             mesh=part.mesh,
@@ -107,6 +118,7 @@ def _finish(
                 for number, buffer in inputs.items()
                 if number in versions
             ),
+            shapes=tuple(sorted(shapes.items())),
         )
         parts.append(program)
     # Combined before they are ordered: what is received in order is whole messages.

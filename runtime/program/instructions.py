@@ -10,7 +10,7 @@ a program can be sent anywhere."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from shardopt.forms.exported_program import (
@@ -227,6 +227,8 @@ class MeshProgram:
     feedback:   (buffer, argument's buffer): state for the next step, all moved when a step ends
     versions:   (argument number of the program, buffer): state that is no argument, and begins as
                 what the argument is given
+    shapes:     (buffer, shape): what arguments and results are without the padding that their
+                buffers have behind uneven tiles
     """
 
     mesh: Mesh
@@ -238,6 +240,13 @@ class MeshProgram:
     feedback: tuple[tuple[int, int], ...]
     functions: tuple[StageFunction, ...]
     versions: tuple[tuple[int, int], ...] = ()
+    shapes: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    def array(self, buffer: int) -> TensorSpec:
+        """What the caller has of an argument or result that lies in `buffer`: the tiles are the
+        same."""
+        spec = self.buffers[buffer]
+        return replace(spec, shape=dict(self.shapes).get(buffer, spec.shape))
 
     @property
     def initial_buffers(self) -> frozenset[int]:

@@ -52,7 +52,7 @@ def _format_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
         keeping = "state" if buffer in part.state_buffers else "kept"
         yield (
             f"  %{buffer} = argument {number} '{program.arguments[number].name}' "
-            f"{part.buffers[buffer]} ({keeping})"
+            f"{part.array(buffer)} ({keeping})"
         )
     for number, buffer in part.versions:
         yield f"  %{buffer} = version of argument {number} {part.buffers[buffer]} (state)"

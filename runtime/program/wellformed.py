@@ -62,6 +62,7 @@ def _of_frame(part: MeshProgram, program: Program) -> Iterator[str]:
         *numbers,
         *(buffer for _, buffer in part.results),
         *(buffer for pair in part.feedback for buffer in pair),
+        *(buffer for buffer, _ in part.shapes),
     ]
     missing = sorted({buffer for buffer in named if not 0 <= buffer < len(part.buffers)})
     yield from (f"%{buffer} does not exist" for buffer in missing)
@@ -81,6 +82,14 @@ def _of_frame(part: MeshProgram, program: Program) -> Iterator[str]:
             yield f"%{target} is state, but no argument"
     if missing:
         return
+    for buffer, shape in part.shapes:
+        spec = part.buffers[buffer]
+        if _of_spec(spec, part):  # said of the buffer
+            return
+        if len(shape) != len(spec.shape) or min(shape, default=0) < 0:
+            yield f"%{buffer} is {spec}, but its array has the shape {list(shape)}"
+        elif spec.sharding.padded_shape(part.mesh, shape) != spec.shape:
+            yield f"%{buffer} is {spec}, which the tiles of {list(shape)} do not make up"
     for what, pairs, known in (
         ("argument", part.arguments, program.arguments),
         ("argument", part.versions, program.arguments),
@@ -89,10 +98,10 @@ def _of_frame(part: MeshProgram, program: Program) -> Iterator[str]:
         for number, buffer in pairs:
             if not 0 <= number < len(known):
                 yield f"{what} {number} does not exist"
-            elif known[number].value.spec != part.buffers[buffer]:
+            elif known[number].value.spec != part.array(buffer):
                 yield (
                     f"{what} {number} is {known[number].value.spec}, but %{buffer} is "
-                    f"{part.buffers[buffer]}"
+                    f"{part.array(buffer)}"
                 )
 
 

@@ -5,20 +5,22 @@ already sharded.
     m0: @main(key) -> (w0 {sdy.sharding = <@mesh, [{"x"}, {}]>})
     m1: @main(key) -> (w1 {sdy.sharding = <@mesh, [{}, {}]>})
 
-Results that live elsewhere are dropped with all that only they need, and XLA partitions the rest
-from the shardings of its results. JAX's random bits are functions of an iota, so each device
-computes the bits of its shard alone."""
+Where a mesh does not divide a result, its padding is made, too. Results that live elsewhere are
+dropped with all that only they need, and XLA partitions the rest from the shardings of its results.
+JAX's random bits are functions of an iota, so each device computes the bits of its shard alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.sharding import to_sdy
 from shardopt.forms.exported_program import StageFunction, TensorSpec
+from shardopt.forms.padded_signature import pad_signature
+from shardopt.forms.shardy import sharding_attribute
 from shardopt.ir.io import module_bytecode
 from shardopt.ir.native import run_native
 from shardopt.ir.rewriting import copy_of
@@ -108,7 +110,10 @@ def _restricted(module: ir.Module, mesh: Mesh, results: Mapping[int, TensorSpec]
         )
         whole = [Sharding.replicated(ir.RankedTensorType(type_).rank) for type_ in inputs]
         main.attributes["arg_attrs"] = _rows(whole)
-        main.attributes["res_attrs"] = _rows([spec.sharding for spec in results.values()])
+        shardings = [spec.sharding for spec in results.values()]
+        main.attributes["res_attrs"] = _rows(shardings)
+        named = replace(mesh, name=MESH_NAME)
+        pad_signature(main, mesh, whole, shardings, lambda each: sharding_attribute(each, named))
     # What only results of other meshes need has lost its readers.
     run_native(copy, "builtin.module(canonicalize,cse,symbol-dce)")
     return module_bytecode(copy)

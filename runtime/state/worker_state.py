@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from shardopt.forms.exported_program import Slice, StageFunction
-from shardopt.forms.reshard_steps import intersect, tiles_by_device
+from shardopt.forms.reshard_steps import intersect
 from shardopt.runtime.actions.context import Context
+from shardopt.runtime.devices.tiles import filled
 from shardopt.runtime.program.instructions import Run
 from shardopt.runtime.state.initializers import Initializer, fill
 from shardopt.runtime.state.manifest import read_manifest
@@ -90,7 +91,7 @@ class WorkerState:
         """Compute this worker's shards of arguments from a name and the fields of a `Initializer`
         each."""
         for number, (name, kind, a, b, seed) in initializers.items():
-            spec = self._context.program.buffers[self._buffers[number]]
+            spec = self._context.program.array(self._buffers[number])
             self._make(number, partial(fill, Initializer(kind, a, b, seed), name, spec))
 
     def put(self, tiles: Mapping[int, Sequence[tuple[Slice, np.ndarray]]]) -> None:
@@ -137,35 +138,21 @@ class WorkerState:
         array = self._context.buffers[buffer]
         if array is None:
             raise ValueError(f"argument {number} has no value yet")
-        mesh, spec = self._context.program.mesh, self._context.program.buffers[buffer]
+        mesh, spec = self._context.program.mesh, self._context.program.array(buffer)
         shards = dict(
             zip(self._context.host.shards, self._context.devices.shards(array), strict=True)
         )
+        owned = ((place, slice_) for place, slice_ in owned_slices(mesh, spec, number))
         return [
-            (slice_, shards[place])
-            for place, slice_ in owned_slices(mesh, spec, number)
-            if place in shards
+            (slice_, filled(shards[place], slice_)) for place, slice_ in owned if place in shards
         ]
-
-    def _tiles(self, buffer: int) -> list[Slice]:
-        """The tile of every device of this worker, in mesh order."""
-        tiles = list(
-            tiles_by_device(
-                self._context.program.mesh, self._context.program.buffers[buffer]
-            ).values()
-        )
-        return [tiles[place] for place in self._context.host.shards]
 
     def _make(self, number: int, tile: Callable[[Slice], np.ndarray]) -> None:
         """Each distinct tile is made once, and copied for every device that holds it."""
         buffer = self._buffers[number]
-        made: dict[Slice, np.ndarray] = {}
-        shards = []
-        for slice_ in self._tiles(buffer):
-            if slice_ not in made:
-                made[slice_] = tile(slice_)
-            # Devices take the memory over.
-            shards.append(np.array(made[slice_], order="C", copy=True))
+        tiling = self._context.tiling(buffer)
+        # Devices take the memory over.
+        shards = tiling.spread([tile(slice_) for slice_ in tiling.tiles])
         self._context.buffers[buffer] = self._context.devices.put(
             self._context.program.buffers[buffer], shards
         )

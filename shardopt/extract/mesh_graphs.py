@@ -72,6 +72,11 @@ class MeshGraph:
         return self.reader.graph(self.outputs)
 
     @property
+    def is_staged(self) -> bool:
+        """Whether it is of fragments, and not the `@main` of a plain module."""
+        return any(fragment.name == "mpmd.fragment" for fragment in self.fragments)
+
+    @property
     def stages(self) -> dict[int, int]:
         """The stage of each fragment that has one, by the number of the fragment."""
         staged = ((k, op) for k, op in enumerate(self.fragments) if STAGE_ID in op.attributes)

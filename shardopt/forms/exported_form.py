@@ -21,7 +21,7 @@ accepts."""
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +35,7 @@ from shardopt.dialect.donation import (
 )
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor, read_topology
+from shardopt.dialect.padding import read_shape
 from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.sharding import MHLO_SHARDING
 from shardopt.forms.exported_program import (
@@ -84,7 +85,7 @@ def read_exported(module: ir.Module) -> ExportedProgram:
         results=tuple(
             ProgramResult(
                 _display_name(attrs, f"result{number}"),
-                reader.value(type_, "host" if number in replacing else "device"),
+                reader.border_value(attrs, type_, "host" if number in replacing else "device"),
             )
             for number, (attrs, type_) in enumerate(
                 zip(attribute_dicts(main, "res_attrs"), function_type(main).results, strict=True)
@@ -184,7 +185,7 @@ def _arguments(main: ir.Operation, reader: _Reader) -> tuple[Argument, ...]:
     return tuple(
         Argument(
             _display_name(attrs, position_of(value).name or f"arg{number}"),
-            reader.value(value.type, "host" if number in on_host else "device"),
+            reader.border_value(attrs, value.type, "host" if number in on_host else "device"),
             aliases.get(number),
             ir.IntegerAttr(attrs[VERSION_OF]).value if VERSION_OF in attrs else None,
         )
@@ -219,6 +220,13 @@ class _Reader:
         )
         spec = replace(value.spec, sharding=Sharding(tuple(dims), unreduced), memory=memory)
         return replace(value, spec=spec)
+
+    def border_value(
+        self, attributes: Mapping[str, ir.Attribute], type_: ir.Type, memory: Memory
+    ) -> MeshValue:
+        """An argument or result of `@main` as the caller has it: without padding."""
+        value, shape = self.value(type_, memory), read_shape(attributes)
+        return value if shape is None else replace(value, spec=replace(value.spec, shape=shape))
 
     def read_body(self, block: ir.Block) -> Body:
         numbers: dict[ir.Value, int] = {}

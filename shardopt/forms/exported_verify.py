@@ -22,6 +22,7 @@ from shardopt.dialect.mpmd import (
     parse_mesh_tensor,
     read_topology,
 )
+from shardopt.dialect.padding import shape_faults
 from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple, to_mhlo
 from shardopt.extract.op_graph import sharding_rules
@@ -153,7 +154,7 @@ class _Verifier:
         return value
 
     def _verify_aliases(self, main: ir.Operation) -> None:
-        faults = list(donation_faults(main))
+        faults = [*donation_faults(main), *shape_faults(main, self.meshes)]
         for fault in faults:
             self.report(main, fault)
         if faults:

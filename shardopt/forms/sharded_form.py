@@ -25,6 +25,7 @@ from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import Traffic
 from shardopt.dialect.attributes import f64, i64
 from shardopt.dialect.mpmd import COST, is_mesh_tensor, parse_mesh_tensor, read_topology
+from shardopt.dialect.padding import shape_faults
 from shardopt.dialect.plain_mesh import PLAIN_MESH
 from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple
 from shardopt.extract.op_graph import sharding_rules
@@ -125,6 +126,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
         meshes = {mesh.name: mesh for mesh in read_topology(main)}
         malformed = [each for f in functions(module) for each in _of_function(f, meshes)]
         malformed += figure_violations(module, meshes)
+        malformed += [Violation(main, fault) for fault in shape_faults(main, meshes)]
         # The proof reads every sharding.
         yield from malformed or _unproven(module, meshes)
 

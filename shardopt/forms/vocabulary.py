@@ -35,6 +35,7 @@ from shardopt.dialect.mpmd import (
     SUM_POINT,
     TOPOLOGY,
 )
+from shardopt.dialect.padding import SHAPE
 from shardopt.dialect.plain_mesh import PLAIN_MESH
 from shardopt.dialect.prediction import PREDICTED
 from shardopt.dialect.rematerialization import REMATERIALIZE
@@ -111,6 +112,15 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "On an argument of `@main` that holds an older version of the argument of this number: it "
         "begins as that and is state, but no argument of the model. Versions and the results that "
         "replace them come last.",
+    ),
+    AttributeDoc(
+        SHAPE,
+        ("func.func",),
+        "array<i64: 10, 8>",
+        "shardopt-choose-shardings",
+        "On an argument or result of a staged `@main` that its mesh does not divide: the shape "
+        "that the caller has. The type is that of all tiles, with padding behind the last ones, "
+        "which fragments cut off and put on.",
     ),
     AttributeDoc(
         SHARDING,

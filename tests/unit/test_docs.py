@@ -38,6 +38,7 @@ TABLE_PATH = re.compile(r"`((?:tests|docs|shardopt)/[\w./-]+)`")
 UNUSED = (
     "jax.buffer_donor",
     "shardopt.replaced_by",
+    "shardopt.shape",
     "shardopt.sharding",
     "shardopt.memory",
     "shardopt.offload",

@@ -175,7 +175,7 @@ class ChooseShardings(Pass):
                 "expected a module without stages for a frontier, found one with stages"
             )
         # Before the graphs are read, as demands put markers into the module.
-        # Between fragments tiles are even, and where no partitioner pads them.
+        # What goes to another mesh has even tiles, and where no partitioner pads all have.
         padded = mesh is not None and self.sharding_format != "collectives"
         demands = obeyed_demands(
             module, main, mesh, self.constraints, self.annotations, pm, padded=padded

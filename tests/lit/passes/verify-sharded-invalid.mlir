@@ -10,6 +10,26 @@
 // RUN: not shardopt-opt %t/manual.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/manual.mlir
 // RUN: not shardopt-opt %t/device.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/device.mlir
 // RUN: not shardopt-opt %t/cost.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/cost.mlir
+// RUN: not shardopt-opt %t/shape.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/shape.mlir
+// RUN: not shardopt-opt %t/replaced.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/replaced.mlir
+
+//--- shape.mlir
+!m = !mpmd.mesh_tensor<"m0", tensor<12xf32>, sharding=<@m0, [{"x"}]>>
+// CHECK: shape.mlir:[[@LINE+5]]:1: error: argument 2 of '@main': expected a mesh tensor with a sharding
+// CHECK: note: argument 0: expected 'shardopt.shape' whose tiles make up [12], found [8]
+// CHECK: note: argument 1: expected 1 extents in 'shardopt.shape', found [10, 1]
+// CHECK: note: argument 2: expected 'shardopt.shape' on a mesh tensor with a sharding, found !mpmd.mesh_tensor<"m0", tensor<12xf32>>
+// CHECK: note: argument 3: expected array<i64: …> in 'shardopt.shape', found 10 : i64
+func.func public @main(%a: !m {shardopt.shape = array<i64: 8>}, %b: !m {shardopt.shape = array<i64: 10, 1>}, %c: !mpmd.mesh_tensor<"m0", tensor<12xf32>> {shardopt.shape = array<i64: 10>}, %d: !m {shardopt.shape = 10 : i64}) attributes {topology = #mpmd.topology<<"m0" : <["x"=4]>>>} {
+  return
+}
+
+//--- replaced.mlir
+!m = !mpmd.mesh_tensor<"m0", tensor<12xf32>, sharding=<@m0, [{"x"}]>>
+// CHECK: replaced.mlir:[[@LINE+1]]:1: error: argument 0 and result 0, which replaces it: expected equal 'shardopt.shape', found (10,) and (11,)
+func.func public @main(%a: !m {shardopt.shape = array<i64: 10>, tf.aliasing_output = 0 : i32}) -> (!m {shardopt.shape = array<i64: 11>}) attributes {topology = #mpmd.topology<<"m0" : <["x"=4]>>>} {
+  return %a : !m
+}
 
 //--- cost.mlir
 !m = !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{"x"}]>>

@@ -41,12 +41,16 @@ def annotate_block(block: ir.Block, shardings: Mapping[ir.Value, Sharding], mesh
         op.attributes[MHLO_SHARDING] = text
 
 
-def retype(shardings: Mapping[ir.Value, Sharding]) -> None:
-    """Put the axis sharding into the type of every value that is a mesh tensor."""
+def retype(shardings: Mapping[ir.Value, Sharding], mesh: Mesh) -> None:
+    """Put the axis sharding into the type of every value that is a mesh tensor, and the padding of
+    its tiles where they are uneven (`padded_borders`)."""
     for value, sharding in shardings.items():
         if is_mesh_tensor(value.type):
-            parsed = parse_mesh_tensor(value.type)
-            value.set_type(mesh_tensor_type(parsed.mesh, parsed.tensor, sharding))
+            tensor = parse_mesh_tensor(value.type).tensor
+            padded = sharding.padded_shape(mesh, tuple(tensor.shape))
+            if list(padded) != tensor.shape:
+                tensor = ir.RankedTensorType.get(padded, tensor.element_type)
+            value.set_type(mesh_tensor_type(mesh.name, tensor, sharding))
 
 
 def refresh_function_type(function: ir.Operation) -> None:

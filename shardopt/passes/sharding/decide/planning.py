@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardopt.dialect.mpmd import is_mesh_tensor
 from shardopt.extract.batch_arguments import batch_of
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.hardware.cluster import Cluster
@@ -127,13 +126,12 @@ class MeshPlanner:
         )
 
     def _even(self, graph: MeshGraph) -> frozenset[int]:
-        """`jax` takes and gives arrays with even tiles alone, and the verifier of mesh tensors
-        accepts no others."""
-        index = graph.reader.index.items()
-        between = {tensor for value, tensor in index if is_mesh_tensor(value.type)}
+        """`jax` takes and gives arrays with even tiles alone. Meshes of several sizes would pad a
+        value that goes from one to the other each in its own way."""
+        even = {*graph.sent, *graph.arrivals}
         if self.options.sharding_format == "sdy":
-            between.update((*graph.arguments.values(), *graph.outputs))
-        return frozenset(between)
+            even.update((*graph.arguments.values(), *graph.outputs))
+        return frozenset(even)
 
     def _solve(self, problem: IntraOpProblem) -> Solution:
         return problem.solve(self.options.search_limits)
@@ -153,10 +151,9 @@ class MeshPlanner:
 
     def _opens_sums(self, graph: MeshGraph) -> bool:
         # A plain module in GSPMD's form cannot leave sums open: GSPMD drops them without a word.
-        staged = any(fragment.name == "mpmd.fragment" for fragment in graph.fragments)
         option = self.options.unreduced
         return option == "on" or (
-            option == "auto" and (staged or self.options.sharding_format != "mhlo")
+            option == "auto" and (graph.is_staged or self.options.sharding_format != "mhlo")
         )
 
     def _report(self, graph: MeshGraph, solved: Solved, selected: Sequence[Selected]) -> None:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from jaxlib.mlir import ir
 
 from shardopt.cost.host_link import host_seconds
+from shardopt.dialect.mpmd import parse_mesh_tensor
+from shardopt.dialect.padding import Shape, write_shapes
 from shardopt.dialect.plain_mesh import write_plain_mesh
 from shardopt.dialect.rematerialization import Recompute, SeparateCopy, write_rematerialization
 from shardopt.dialect.strategy import CLONE, STRATEGY, OpStrategy, strategy_attr, write_strategy
@@ -16,8 +18,9 @@ from shardopt.extract.mesh_graphs import MeshGraph, is_staged
 from shardopt.forms.sharded_form import write_cost
 from shardopt.graph.residency import host_moves
 from shardopt.hardware.cluster import Cluster
-from shardopt.ir.rewriting import functions
+from shardopt.ir.rewriting import functions, terminator
 from shardopt.mesh.mesh import Sharding
+from shardopt.passes.sharding.apply.padded_borders import pad_borders
 from shardopt.passes.sharding.apply.sharding_writer import refresh_function_type, retype
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.rewritten import made_anew
@@ -35,11 +38,13 @@ def write_plans(
     cluster: Cluster,
 ) -> None:
     """Write the plan of each mesh into the module that its graph was read from: the chosen form."""
+    whole = _border_shapes(main) if is_staged(main) else None
     for graph, plan in zip(graphs, plans, strict=True):
         _write(graph, plan, cluster)
-    if is_staged(main):
+    if whole is not None:
         for function in functions(module):
             refresh_function_type(function)
+        write_shapes(main, *map(_changed, whole, _border_shapes(main)))
     else:
         [graph], [plan] = graphs, plans
         sides = (
@@ -50,8 +55,25 @@ def write_plans(
         write_plain_mesh(main, graph.mesh)
 
 
+def _border_shapes(main: ir.Operation) -> tuple[list[Shape], list[Shape]]:
+    """Of the mesh tensors that a staged `@main` takes and returns."""
+    block = main.regions[0].blocks[0]
+    taken, returned = (
+        [tuple(parse_mesh_tensor(value.type).tensor.shape) for value in values]
+        for values in (block.arguments, terminator(block).operands)
+    )
+    return taken, returned
+
+
+def _changed(before: Sequence[Shape], after: Sequence[Shape]) -> dict[int, Shape]:
+    """By number, what is not as it was."""
+    pairs = enumerate(zip(before, after, strict=True))
+    return {number: old for number, (old, new) in pairs if old != new}
+
+
 def _write(graph: MeshGraph, plan: IntraOpPlan, cluster: Cluster) -> None:
-    retype({value: plan.shardings[tensor] for value, tensor in graph.reader.index.items()})
+    lies = {value: plan.shardings[tensor] for value, tensor in graph.reader.index.items()}
+    retype(lies, graph.mesh)
     # Layers repeat, and so do strategies; those of one table are one object.
     texts: dict[tuple[int, tuple[Sharding, ...]], ir.Attribute] = {}
     for number, (op, handle) in enumerate(zip(graph.reader.ops, graph.reader.handles, strict=True)):
@@ -70,7 +92,8 @@ def _write(graph: MeshGraph, plan: IntraOpPlan, cluster: Cluster) -> None:
     for number, fragment in enumerate(graph.fragments):
         ops = [op for op, group in enumerate(groups) if group == number]
         rows = [row for row in remats if groups[row.readers[0]] == number]
-        write_rematerialization(fragment, [_numbered_from(min(ops), row) for row in rows])
+        before = pad_borders(fragment, lies) if graph.is_staged else 0
+        write_rematerialization(fragment, [_numbered_from(min(ops) - before, row) for row in rows])
         # Of one run: how often a fragment runs is for the schedule to say.
         cost = plan.summary(ops, repeated=False)
         moved = sum(
@@ -99,8 +122,8 @@ def _remats(plan: IntraOpPlan) -> Iterator[Recompute | SeparateCopy]:
 
 
 def _numbered_from(first: int, row: Recompute | SeparateCopy) -> Recompute | SeparateCopy:
-    """The row with operations numbered as in their fragment, whose first operation has the number
-    `first`."""
+    """The row with operations numbered as in their fragment: from number `first` of the whole
+    graph."""
     readers = tuple(op - first for op in row.readers)
     if isinstance(row, SeparateCopy):
         return SeparateCopy(row.operand, readers)
