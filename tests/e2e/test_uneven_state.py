@@ -12,14 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jaxlib.mlir import ir
 
 import shardopt
+from shardopt.cost.traffic import comparable
+from shardopt.dialect.mpmd import KIND
+from shardopt.forms.sharded_form import read_cost
 from shardopt.frontend.plans.plan import Plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
+from shardopt.ir.rewriting import operations
+from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.run import Run
 from shardopt.runtime.state.initializers import fill, normal
+from shardopt.xla_text.hlo import module_traffic
 
 Tree = dict[str, jax.Array]
 ROWS, INNER, WIDE = 24, 50, 250  # of three devices, only the first is a multiple
@@ -114,6 +121,23 @@ def test_state_is_held_in_parts(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan")
     assert "shardopt.shape = array<i64: " in plan.phases[-1][1]
     assert Plan.load(tmp_path / "plan").program() == program
+
+
+def test_stages_exchange_what_is_planned() -> None:
+    """Cutting padding off and putting it on moves nothing."""
+    plan = planned("cpu-test:1x3", 1)
+    planned_traffic, compiled = {}, {}
+    with make_context() as context:
+        module = load_module(dict(plan.phases)["schedule"].encode(), context)
+        for fragment in operations(module.operation, ("mpmd.fragment",)):
+            kind = ir.StringAttr(fragment.attributes[KIND]).value
+            planned_traffic[f"stage0_{kind}"] = comparable(read_cost(fragment).traffic)
+    [part] = plan.program().meshes
+    devices = XlaMesh(part.mesh)
+    for function in part.functions:
+        text = devices.compile(function)._loaded.hlo_modules()[0].to_string()
+        compiled[function.name] = comparable(module_traffic(text, part.mesh))
+    assert compiled == planned_traffic and any(compiled.values())
 
 
 def test_state_is_made_on_the_workers_and_goes_on_with_other_meshes(tmp_path: Path) -> None:
