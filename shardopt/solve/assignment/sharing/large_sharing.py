@@ -22,7 +22,7 @@ from math import inf
 from time import monotonic
 
 from shardopt.solve.assignment.limits import SearchLimits
-from shardopt.solve.assignment.problem import Problem, Solution, Statistic, evaluate
+from shardopt.solve.assignment.problem import Problem, Solution, Statistic, evaluate, relative_gap
 from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.assignment.search.symmetry import TiedProblem, tie_repeated
 from shardopt.solve.assignment.sharing.price_rounds import PriceRounds, Solve
@@ -140,13 +140,18 @@ class _Search:
         rounds.seek(best)
 
     def _few(self, small: TiedSharing) -> ShareAscent:
-        """Messages and shares of the tied problem; the best assignment near them is offered."""
+        """Messages and shares of the tied problem; the best assignment near them is offered, unless
+        one is known that is close enough to the bound."""
         rounds, sharing = self.rounds, small.sharing
         ascent = ShareAscent(sharing, sharing.equal_shares(), rounds.objective)
         rounds.struck |= self._advance(ascent, _TIED_ROUNDS, _TIED_CLOSE)
         self.statistics["tied_share_rounds"] = ascent.rounds
+        # The bound of the whole lies below: that takes its part of the gap.
+        bound = (1 - _CLOSE * rounds.tolerance) * ascent.bound
+        if relative_gap(rounds.objective, bound) <= rounds.tolerance:
+            return ascent
         run = partial(_improved, store=self.store)
-        lower = PriceRounds(sharing, run, rounds.limits, rounds.begin, _TIED_SHARE)
+        lower = PriceRounds(sharing, run, rounds.limits, rounds.begin, _TIED_SHARE, bound=bound)
         solution = lower.solved(sharing.priced(lower.affordable(ascent.shares)), None)
         lower.offer_choice(ascent.decide())
         if solution.choice:

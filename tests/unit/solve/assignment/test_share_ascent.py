@@ -9,6 +9,7 @@ import pytest
 
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.sharing import price_splitting
+from shardopt.solve.assignment.sharing.price_rounds import PriceRounds
 from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from tests.unit.solve.assignment.test_shared_edges import exact, random_sharing, true_cost
@@ -127,3 +128,16 @@ def test_a_gap_that_rounds_leave_is_closed_by_an_integer_program(
             assert solution.objective == pytest.approx(least_cost(sharing))
             programs += int(str(solution.statistics["shared_integer_programs"]))
     assert programs
+
+
+@pytest.mark.parametrize(("gap", "is_close"), [(0.0, False), (0.5, True)])
+def test_nothing_is_sought_beyond_the_gap_that_was_asked_for(
+    gap: float, is_close: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(price_splitting, "_FEW_ENTRIES", 0)
+    sought = []
+    monkeypatch.setattr(PriceRounds, "seek", lambda _, choice: sought.append(choice))
+    sharing = random_sharing(4, copies=3)
+    solution = price_splitting.solve_shared(sharing, exact, SearchLimits(gap_tolerance=gap))
+    assert (not sought) == is_close
+    assert solution.gap <= 0.5
