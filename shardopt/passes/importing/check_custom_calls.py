@@ -31,3 +31,4 @@ class CheckCustomCalls(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         pm.refuse(custom_call_faults(module, self.custom_calls))
+        pm.preserve()

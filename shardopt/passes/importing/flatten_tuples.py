@@ -85,16 +85,21 @@ class _Flattener:
     function: ir.Operation
     pm: PassContext
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Whether there was anything that may have to do with tuples."""
         type_ = ir.FunctionType(ir.TypeAttr(self.function.attributes["function_type"]).value)
-        if any(isinstance(each, ir.TupleType) for each in (*type_.inputs, *type_.results)):
+        packed = any(isinstance(each, ir.TupleType) for each in (*type_.inputs, *type_.results))
+        if packed:
             self._flatten_signature(type_)
-        for op in operations(self.function, (_TUPLE, _ELEMENT, _CALL)):
+        concerned = operations(self.function, (_TUPLE, _ELEMENT, _CALL))
+        for op in concerned:
             with ir.InsertionPoint(op), op.location:
                 self._flatten_op(op)
-        for op in reversed(operations(self.function, (_TUPLE,))):
+        # What is taken apart above may have made tuples anew.
+        for op in reversed(operations(self.function, (_TUPLE,)) if concerned else ()):
             if not list(op.results[0].uses):
                 op.erase()
+        return packed or bool(concerned)
 
     def _flatten_signature(self, type_: ir.FunctionType) -> None:
         inputs = [_leaf_types(each) for each in type_.inputs]
@@ -225,5 +230,6 @@ class FlattenTuples(Pass):
     summary = "replace arguments, results and values that are tuples by what they hold"
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
-        for function in functions(module):
-            _Flattener(function, pm).run()
+        concerned = [_Flattener(function, pm).run() for function in functions(module)]
+        if not any(concerned):
+            pm.preserve()

@@ -196,14 +196,16 @@ def _read_signature(main: ir.Operation, reader: _Reader) -> None:
 
 
 def _read_op(op: ir.Operation, reader: _Reader) -> None:
-    attributes = {
-        named: op.attributes[named] for named in (_SHARDY, _MHLO) if named in op.attributes
-    }
-    for name in attributes:
-        del op.attributes[name]
+    name, said = op.name, op.attributes
+    attributes = {named: said[named] for named in (_SHARDY, _MHLO) if named in said}
+    hands_on = name in _IDENTITIES or is_marker(op)
+    if not attributes and not hands_on and name not in _STATEMENTS:
+        return  # as most operations, which say nothing
+    for named in attributes:
+        del said[named]
     types = [result.type for result in op.results]
     annotations = [None] * len(types)
-    if op.name in _CONSTRAINTS:
+    if name in _CONSTRAINTS:
         annotations = reader.read(
             op, types, lambda: [from_shardy(op.attributes["sharding"], reader.meshes)]
         )
@@ -211,9 +213,9 @@ def _read_op(op: ir.Operation, reader: _Reader) -> None:
         reader.unsupported.append((op.location, str(next(iter(attributes.values())))))
     elif attributes and types:
         annotations = reader.of_attributes(op, attributes, types)
-    elif op.name in _STATEMENTS:
-        reader.unsupported.append((op.location, op.name))
-    elif SHARDING in op.attributes or not (op.name in _IDENTITIES or is_marker(op)):
+    elif name in _STATEMENTS:
+        reader.unsupported.append((op.location, name))
+    elif SHARDING in said or not hands_on:
         return
     _mark(op, annotations)
 
@@ -262,14 +264,13 @@ _WITHOUT_SYMBOL = frozenset({"sdy.mesh", MANUAL, "sdy.return"})
 def _erase_meshes(module: ir.Module) -> None:
     """Meshes that nothing refers to any more; what still does is for the verifier of the form to
     name."""
-    left = [
-        op
-        for op in operations(module.operation)
-        if op.name.startswith("sdy.") and op.name not in _WITHOUT_SYMBOL
-    ]
+    meshes = [op.operation for op in module.body.operations if op_name(op) == "sdy.mesh"]
     # Other functions may still name a mesh in attributes that nobody has read.
-    if not left and len(list(functions(module))) == 1:
-        for mesh in operations(module.operation, ("sdy.mesh",)):
+    if not meshes or len(list(functions(module))) > 1:
+        return
+    names = {op.name for op in operations(module.operation)} - _WITHOUT_SYMBOL
+    if not any(name.startswith("sdy.") for name in names):
+        for mesh in meshes:
             mesh.erase()
 
 

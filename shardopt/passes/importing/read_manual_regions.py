@@ -32,7 +32,7 @@ from jaxlib.mlir.dialects import sdy
 
 from shardopt.dialect.manual import MANUAL, ManualRegion, manual_shardings, mesh_names, write_region
 from shardopt.extract.op_graph import free_values
-from shardopt.ir.rewriting import operations
+from shardopt.ir.rewriting import op_name, operations
 from shardopt.passes.base import Pass, PassContext
 from shardopt.passes.importing.gspmd_regions import regions_from_gspmd
 
@@ -55,7 +55,8 @@ class ReadManualRegions(Pass):
     def run(self, module: ir.Module, pm: PassContext) -> None:
         meshes = {
             ir.StringAttr(op.attributes["sym_name"]).value: op.attributes["mesh"]
-            for op in operations(module.operation, ("sdy.mesh",))
+            for op in module.body.operations
+            if op_name(op) == "sdy.mesh"
         }
         regions_from_gspmd(module.operation, pm)
         regions = operations(module.operation, (MANUAL,))

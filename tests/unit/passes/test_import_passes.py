@@ -18,7 +18,9 @@ from shardopt.ir.native import run_native
 from shardopt.ir.rewriting import operations
 from shardopt.passes.base import Pass, PassContext, PassFailure
 from shardopt.passes.importing.batch_gathers import BatchGathers
+from shardopt.passes.importing.check_custom_calls import CheckCustomCalls
 from shardopt.passes.importing.coordinates import coordinate_dim
+from shardopt.passes.importing.flatten_tuples import FlattenTuples
 from shardopt.passes.importing.inline_calls import InlineCalls
 from shardopt.passes.importing.normalize import Normalize
 from shardopt.passes.importing.unroll_loops import UnrollLoops
@@ -516,3 +518,35 @@ def test_imported_programs_give_the_same_numbers(
     for module in (original, rewritten):
         for actual, by_jax in zip(run_xla(jax, module, inputs), expected, strict=True):
             np.testing.assert_allclose(actual, by_jax, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [CheckCustomCalls, FlattenTuples])
+def test_what_changes_nothing_spares_the_module_the_verifier(
+    kind: type[Pass], context: ir.Context
+) -> None:
+    module = ir.Module.parse(
+        """
+        func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+          %0 = stablehlo.add %a, %a : tensor<4xf32>
+          return %0 : tensor<4xf32>
+        }
+        """
+    )
+    before, pm = str(module), PassContext()
+    kind().run(module, pm)
+    assert pm.preserved
+    assert str(module) == before
+
+
+def test_a_tuple_that_is_taken_apart_is_a_change(context: ir.Context) -> None:
+    module = ir.Module.parse(
+        """
+        func.func public @main(%a: tuple<tensor<4xf32>>) -> tensor<4xf32> {
+          %0 = stablehlo.get_tuple_element %a[0] : (tuple<tensor<4xf32>>) -> tensor<4xf32>
+          return %0 : tensor<4xf32>
+        }
+        """
+    )
+    pm = PassContext()
+    FlattenTuples().run(module, pm)
+    assert not pm.preserved
