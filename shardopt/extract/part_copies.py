@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import islice
 from math import prod
 
 from jaxlib.mlir import ir
@@ -128,11 +127,15 @@ def _is_brought(value: ir.Value, state: Set[int]) -> bool:
     tensor = ir.RankedTensorType(value.type)
     if str(tensor.element_type) == "ui32" and tensor.rank < 2:
         return False
-    sources = list(islice(upstream(value), _MAX_STEPS + 1))
-    arguments = {
-        ir.BlockArgument(source).arg_number for source in sources if defining(source) is None
-    }
-    return len(sources) <= _MAX_STEPS and bool(arguments) and arguments.isdisjoint(state)
+    arguments = 0
+    for steps, source in enumerate(upstream(value)):
+        if steps == _MAX_STEPS:
+            return False
+        if isinstance(source, ir.BlockArgument):
+            if source.arg_number in state:
+                return False
+            arguments += 1
+    return arguments > 0
 
 
 def _part_slice(op: ir.Operation) -> PartSlice | None:
