@@ -105,7 +105,8 @@ def collective_curve(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, .
     A ring passes each host's NIC once. All-to-all and permute send from every device: k
     members of one group on a host push k(n-k) of the k(n-1) messages of an all-to-all through the
     NIC. Inside of a host they have what its links let all of their messages reach at once; of a
-    permute, which may be any, what one to the next member does."""
+    permute, which may be any, what one to the next member does. So it is on a torus, where the
+    messages of a ring that wait for each other are the hops along each dimension."""
     place = group_placement(cluster, mesh, axes)
     messages, share = _messages_and_share(kind, place.size)
     profile = cluster.group_of(mesh).device.profile
@@ -127,6 +128,8 @@ def collective_curve(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, .
             return nccl.all_reduce_curve(ranks)
         return nccl.one_way_curve(ranks, kind == REDUCE_SCATTER)
     bandwidth = place.link.bandwidth_bytes_per_second
+    if place.steps is not None and kind != PERMUTE:
+        messages *= place.steps / (n - 1)
     if kind == ALL_TO_ALL:
         bandwidth = place.exchange
         share *= k * (n - k) / (n - 1) if k > 1 else 1

@@ -17,6 +17,7 @@ from itertools import accumulate
 import numpy as np
 
 from shardopt.hardware.profile import Profile
+from shardopt.hardware.torus import Torus
 from shardopt.mesh.mesh import Mesh
 
 # Generations of GPUs for which NCCL has constants of its own (`shardopt.cost.nccl`).
@@ -147,6 +148,9 @@ class HostGroup:
     `host_link` is between a device and the memory of its host, in one direction, while all devices
     of the host use theirs; `host_memory_bytes` is that memory. None where nobody said.
 
+    `torus` says how the chips of all hosts are joined; `intra_host` are then the two links of a
+    chip along one dimension. None where hosts are joined by a network.
+
     `price_per_hour` is what one host costs an hour, in any currency; None where nobody said."""
 
     name: str
@@ -164,6 +168,7 @@ class HostGroup:
     price_per_hour: float | None = field(default=None, repr=False)
     host_link: Link | None = field(default=None, repr=False)
     host_memory_bytes: int | None = field(default=None, repr=False)
+    torus: Torus | None = None
 
     @property
     def num_devices(self) -> int:

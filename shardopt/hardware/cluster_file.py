@@ -31,6 +31,7 @@ from shardopt.hardware.cluster import (
     KernelRates,
     Link,
 )
+from shardopt.hardware.torus import Torus
 from shardopt.support.documents import parse_text, read_document, read_text
 from shardopt.support.errors import UserError
 from shardopt.support.readers import (
@@ -128,6 +129,14 @@ DEVICE = Record(
         ),
     },
 )
+TORUS = Record(
+    Torus,
+    {
+        "slice": Field(Items(COUNT, 1, 3), "chips of the largest slice along each dimension"),
+        "wraps": Field(COUNT, "dimensions of a multiple of so many chips lead around"),
+        "wraps_together": Field(Flag(), "whether only where all dimensions do", False),
+    },
+)
 _NUMBER_OF_LINKS = Number(at_least=0, whole=True)
 _GROUP_FIELDS = {
     "name": Field(Text(), "what messages call it"),
@@ -152,6 +161,12 @@ _GROUP_FIELDS = {
         Nullable(Items(Items(_NUMBER_OF_LINKS, least=1), least=1)),
         "for each device of a host, the number of links to each of them; left out: a switch "
         "joins them all",
+        None,
+    ),
+    "torus": Field(
+        Nullable(TORUS),
+        "how the chips of all hosts are joined, with intra_host the two links of a chip along one "
+        "dimension; left out: hosts are joined by inter_host alone",
         None,
     ),
     "overlap": Field(
@@ -296,6 +311,11 @@ def checked_cluster(cluster: Cluster) -> Cluster:
         )
     for group in cluster.groups:
         rows = group.device_links or ()
+        if rows and group.torus is not None:
+            raise UserError(
+                f"cluster '{cluster.name}': expected one of the fields 'device_links' and 'torus' "
+                f"of '{group.name}', got both"
+            )
         if rows and (
             len(rows) < group.devices_per_host or {len(row) for row in rows} != {len(rows)}
         ):
@@ -405,7 +425,9 @@ def content_of(cluster: Cluster) -> str:
 
 def _fields(group: HostGroup) -> dict[str, Any]:
     fields = asdict(replace(group, device=replace(group.device, profile=None)))
-    rows = group.device_links
+    rows, torus = group.device_links, fields["torus"]
+    if torus is not None:
+        fields["torus"] = torus | {"slice": list(torus["slice"])}
     return _without_none(fields | {"device_links": rows and [list(row) for row in rows]})
 
 

@@ -4,6 +4,7 @@ axes sees, and what messages between its members reach."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -12,6 +13,7 @@ import numpy as np
 from shardopt.hardware.cluster import Cluster, HostGroup, Link, Submesh
 from shardopt.hardware.link_rings import rings
 from shardopt.hardware.link_routes import Links, seconds_together
+from shardopt.hardware.torus import TorusRates, box, lying, rates
 from shardopt.mesh.mesh import Mesh
 
 
@@ -48,7 +50,9 @@ class GroupPlacement:
 
     `exchange` and `shift` are the bytes/s of a device while each member of a group sends as much to
     every other one, and while each sends to the next: the bandwidth of `link` but where links of
-    their own join the devices of a host."""
+    their own join the devices of a host, or a torus all chips.
+
+    `steps` are the messages of a gather that wait for each other; None for those of one ring."""
 
     size: int
     link: Link
@@ -56,6 +60,7 @@ class GroupPlacement:
     exchange: float
     shift: float
     crosses: bool = False
+    steps: int | None = None
 
 
 @cache
@@ -73,6 +78,15 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
     hosts = np.array([cluster.host_of(device) for device in mesh.devices]).reshape(mesh.shape)
     groups = np.moveaxis(hosts, positions, range(-len(axes), 0)).reshape(-1, size)
     crossing = groups[(groups != groups[:, :1]).any(axis=1)]
+    if size > 1 and (torus := _on_torus(cluster, owner, mesh, positions)) is not None:
+        link_rate = owner.intra_host.bandwidth_bytes_per_second / 2
+        ring, exchange, shift = (
+            link_rate * rate for rate in (torus.ring, torus.exchange, torus.shift)
+        )
+        link = Link(owner.intra_host.latency_seconds, ring)
+        return GroupPlacement(
+            size, link, 1, exchange, shift, crosses=bool(crossing.size), steps=torus.steps
+        )
     if not crossing.size:
         devices = np.moveaxis(
             np.array(mesh.devices).reshape(mesh.shape), positions, range(-len(axes), 0)
@@ -89,6 +103,39 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
     latency = max(owner.intra_host.latency_seconds, nic.latency_seconds)
     link, most = Link(latency, bandwidth), int(members.max())
     return GroupPlacement(size, link, most, bandwidth, bandwidth, crosses=True)
+
+
+def _on_torus(
+    cluster: Cluster, owner: HostGroup, mesh: Mesh, positions: Sequence[int]
+) -> TorusRates | None:
+    """What groups along axes at these positions have of the links of a torus; None where they lie
+    in several slices, or the mesh in no box of one."""
+    begin, count, sizes = min(mesh.devices), mesh.size, mesh.shape
+    if owner.torus is None or mesh.devices != tuple(range(begin, begin + count)):
+        return None
+    most = owner.torus.size
+    shape = owner.torus.shape(min(owner.num_devices, most))
+    # The first axes go from slice to slice.
+    slices, outer = max(count // most, 1), 0
+    while math.prod(sizes[:outer]) < slices:
+        outer += 1
+    offset = (begin - cluster.first_devices[cluster.group_index(begin)]) % most
+    if (
+        shape is None
+        or math.prod(sizes[:outer]) != slices
+        or offset + count // slices > most
+        or any(sizes[at] > 1 for at in positions if at < outer)
+    ):
+        return None
+    part = box(shape, count // slices)
+    if part is None or math.prod(sizes[outer:]) != math.prod(part):
+        return None
+    wraps = [
+        around and length == whole
+        for around, length, whole in zip(owner.torus.wrapped(shape), part, shape, strict=True)
+    ]
+    chosen = [at in positions for at in range(outer, len(sizes))]
+    return rates(lying(tuple(sizes[outer:]), part), chosen, part, wraps)
 
 
 def _inside(cluster: Cluster, owner: HostGroup, groups: np.ndarray) -> GroupPlacement:

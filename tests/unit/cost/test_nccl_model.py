@@ -67,7 +67,7 @@ def test_a_switch_that_sums_is_faster_than_a_ring() -> None:
 
 def test_devices_without_nccl_keep_the_formulas() -> None:
     curve = collective_curve(load_cluster("tpu-v5e"), _mesh(8), "all_reduce", ("x",))
-    assert curve.at(0.0) == pytest.approx(14e-6)
+    assert curve.at(0.0) == pytest.approx(8e-6)  # four hops on 2 x 4 chips, and back
 
 
 def _mesh(size: int) -> Mesh:

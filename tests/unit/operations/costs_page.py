@@ -132,6 +132,13 @@ The first three are NCCL's own model where the host group has [`nccl`](../guide/
 * **Across hosts** the groups of devices that leave a host share its network card. A ring passes it once for each group. Of
   an all-to-all the messages to other hosts pass it, and of a permute all.
 * **Behind a switch** each device has `intra_host`.
+* **On a torus** (`torus`, slices of TPUs) an axis of the mesh lies along as many dimensions as
+  `jax.experimental.mesh_utils.create_device_mesh` gives it, and a collective uses the links of all of them at once: two a
+  chip along a dimension that it goes around, one along a line, its share of these where groups lie between each other. The
+  latency a is paid for each hop along each dimension. Of an all-to-all the halves of each dimension send each other what they
+  have, and the fullest link decides: a link carries n f / 8 of the messages of n chips, f of them around the dimension,
+  n f / 4 along a line. A permute has one link. On 4 x 4 chips of a v5e (45 GB/s a link, no wraps) a ring has 90 GB/s
+  a chip, an all-to-all 42. What goes from slice to slice passes the network cards of the hosts, as do messages between meshes.
 * **With links of their own** (`device_links`) rings have as many links as there are rings that fit into them at once, and all
   messages of an all-to-all go at once: what its busiest link carries decides. A message takes the link between its
   devices; where there is none it passes through a third device of the group, the one with the widest links; where no device
