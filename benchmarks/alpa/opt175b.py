@@ -27,7 +27,6 @@ from shardopt.models.specs import GptSpec
 
 FOLDER = Path(__file__).parent
 PUBLISHED, KEPT = FOLDER / "opt175b.csv", FOLDER / "opt175b.jsonl"
-MEASURED_TFLOPS = 179
 TENSOR, PIPELINES, MICROBATCHES = 8, (4, 8, 16), (1, 2, 4)
 USABLE = 0.9
 GIB = 2**30

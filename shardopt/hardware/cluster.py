@@ -168,7 +168,7 @@ class HostGroup:
     price_per_hour: float | None = field(default=None, repr=False)
     host_link: Link | None = field(default=None, repr=False)
     host_memory_bytes: int | None = field(default=None, repr=False)
-    torus: Torus | None = None
+    torus: Torus | None = field(default=None, repr=False)
 
     @property
     def num_devices(self) -> int:
