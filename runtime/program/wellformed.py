@@ -85,7 +85,7 @@ def _of_frame(part: MeshProgram, program: Program) -> Iterator[str]:
     for buffer, shape in part.shapes:
         spec = part.buffers[buffer]
         if _of_spec(spec, part):  # said of the buffer
-            return
+            continue
         if len(shape) != len(spec.shape) or min(shape, default=0) < 0:
             yield f"%{buffer} is {spec}, but its array has the shape {list(shape)}"
         elif spec.sharding.padded_shape(part.mesh, shape) != spec.shape:

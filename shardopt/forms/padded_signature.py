@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy, stablehlo
+from jaxlib.mlir.dialects import sdy
 
-from shardopt.ir.rewriting import terminator
-from shardopt.ir.splats import splat_constant
+from shardopt.ir.padding import with_padding, without_padding
+from shardopt.ir.rewriting import defining, terminator
 from shardopt.mesh.mesh import Mesh, Sharding
 
 
@@ -61,10 +61,10 @@ class _Border:
         if list(padded) == type_.shape:
             return
         argument.set_type(ir.RankedTensorType.get(padded, type_.element_type))
-        zeros, ones = [0] * type_.rank, [1] * type_.rank
-        inside = stablehlo.SliceOp(argument, zeros, type_.shape, ones)
-        kept = self._constrained(inside.result, sharding)
-        argument.replace_all_uses_except(kept, inside.operation)
+        inside = without_padding(argument, type_.shape)
+        cut = defining(inside)
+        assert cut is not None
+        argument.replace_all_uses_except(self._constrained(inside, sharding), cut)
 
     def leave(self, value: ir.Value, sharding: Sharding) -> ir.Value:
         """A result with padding."""
@@ -72,10 +72,7 @@ class _Border:
         padded = sharding.padded_shape(self.mesh, tuple(type_.shape))
         if list(padded) == type_.shape:
             return value
-        high = [new - old for new, old in zip(padded, type_.shape, strict=True)]
-        zero = splat_constant(ir.RankedTensorType.get([], type_.element_type), 0)
-        none = [0] * type_.rank
-        return self._constrained(stablehlo.PadOp(value, zero, none, high, none).result, sharding)
+        return self._constrained(with_padding(value, padded), sharding)
 
     def _constrained(self, value: ir.Value, sharding: Sharding) -> ir.Value:
         return sdy.ShardingConstraintOp(value, self.attribute(sharding)).result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
@@ -27,11 +27,12 @@ from shardopt.mesh.mesh import Mesh
 from shardopt.support.errors import UserError
 
 Chip = tuple[int, ...]
+Drawn = tuple[tuple[int, ...], tuple[bool, ...], tuple[int, ...], set[int]]
 LINK = 45e9  # bytes/s of one link of a v5e, in one direction
 
 
 @st.composite
-def _meshes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[bool, ...], tuple[int, ...], set[int]]:
+def _meshes(draw: st.DrawFn) -> Drawn:
     """The shape of a small slice with its wraps, the axes of a mesh over it, and some of them."""
     shape = tuple(draw(st.lists(st.sampled_from((1, 2, 4, 8)), min_size=1, max_size=3)))
     wraps = tuple(size > 2 and draw(st.booleans()) for size in shape)
@@ -80,7 +81,7 @@ def _ways(
 
 
 @given(_meshes())
-def test_axes_lie_as_jax_puts_them(drawn: tuple) -> None:  # type: ignore[type-arg]
+def test_axes_lie_as_jax_puts_them(drawn: Drawn) -> None:
     shape, _, axes, _ = drawn
     if not axes:
         return
@@ -92,18 +93,18 @@ def test_axes_lie_as_jax_puts_them(drawn: tuple) -> None:  # type: ignore[type-a
 
 
 @given(_meshes())
-def test_exchanges_load_the_busiest_link_as_priced(drawn: tuple) -> None:  # type: ignore[type-arg]
+def test_exchanges_load_the_busiest_link_as_priced(drawn: Drawn) -> None:
     """Every pair of members sends one message at once, by shortest ways."""
     shape, wraps, axes, chosen = drawn
     groups = _groups(shape, axes, chosen)
     members = len(groups[0])
     if members < 2:
         return
-    load: Counter[tuple[Chip, int, int]] = Counter()
+    load = defaultdict[tuple[Chip, int, int], float](float)
     for group in groups:
         for source, target in product(group, group):
             for link, share in _ways(source, target, shape, wraps):
-                load[link] += share  # type: ignore[assignment]
+                load[link] += share
     flags = [at in chosen for at in range(len(axes))]
     found = rates(lying(axes, shape), flags, shape, wraps)
     assert (members - 1) / max(load.values()) == pytest.approx(found.exchange)
@@ -137,7 +138,7 @@ def test_gathers_take_the_best_orders_of_dimensions(spans: list[tuple[int, bool,
 
 
 @given(_meshes())
-def test_no_ring_is_faster_than_the_links_into_a_chip(drawn: tuple) -> None:  # type: ignore[type-arg]
+def test_no_ring_is_faster_than_the_links_into_a_chip(drawn: Drawn) -> None:
     """All groups together take no more than the links of the chip that has fewest, and a group no
     more than all of its own."""
     shape, wraps, axes, chosen = drawn

@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.dialect.mpmd import parse_mesh_tensor
 from shardopt.dialect.strategy import OpStrategy, write_strategy
+from shardopt.ir.padding import with_padding, without_padding
 from shardopt.ir.rewriting import defining, terminator
-from shardopt.ir.splats import splat_constant
 from shardopt.mesh.mesh import Sharding
 
 
@@ -50,19 +49,22 @@ def pad_borders(fragment: ir.Operation, shardings: Mapping[ir.Value, Sharding]) 
 
 def _enter(argument: ir.Value, inner: ir.RankedTensorType, sharding: Sharding) -> None:
     """Give the readers of an argument what is not padding."""
-    inside = stablehlo.SliceOp(argument, [0] * inner.rank, inner.shape, [1] * inner.rank)
-    write_strategy(inside.operation, OpStrategy.plain([sharding], [sharding]))
-    argument.replace_all_uses_except(inside.result, inside.operation)
+    inside = without_padding(argument, inner.shape)
+    cut = _maker(inside)
+    write_strategy(cut, OpStrategy.plain([sharding], [sharding]))
+    argument.replace_all_uses_except(inside, cut)
 
 
 def _leave(value: ir.Value, padded: ir.RankedTensorType, sharding: Sharding) -> ir.Value:
     """The value with padding behind it."""
-    inner, scalar = ir.RankedTensorType(value.type), Sharding.replicated(0)
-    zero = splat_constant(ir.RankedTensorType.get([], inner.element_type), 0)
-    constant = defining(zero)
-    assert constant is not None
-    write_strategy(constant, OpStrategy.plain([], [scalar]))
-    none, high = [0] * inner.rank, [p - n for p, n in zip(padded.shape, inner.shape, strict=True)]
-    outside = stablehlo.PadOp(value, zero, none, high, none)
-    write_strategy(outside.operation, OpStrategy.plain([sharding, scalar], [sharding]))
-    return outside.result
+    scalar, outside = Sharding.replicated(0), with_padding(value, padded.shape)
+    pad = _maker(outside)
+    write_strategy(_maker(pad.operands[1]), OpStrategy.plain([], [scalar]))
+    write_strategy(pad, OpStrategy.plain([sharding, scalar], [sharding]))
+    return outside
+
+
+def _maker(value: ir.Value) -> ir.Operation:
+    op = defining(value)
+    assert op is not None
+    return op
