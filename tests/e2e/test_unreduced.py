@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
+from shardopt.cost.traffic import REDUCED, Traffic, comparable
 from shardopt.dialect.cluster import write_cluster
 from shardopt.forms.exported_form import read_exported
 from shardopt.forms.exported_program import StageFunction
@@ -28,7 +29,7 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, operations
-from shardopt.mesh.mesh import parse_mesh
+from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.runtime.driver import open_run, prepare
@@ -99,10 +100,13 @@ def traffic_of(plan: Plan) -> dict[str, dict[str, int]]:
     with make_context() as context:
         exported = read_exported(load_module(plan.module, context))
         for function in exported.functions:
-            loaded = XlaMesh(exported.meshes[0]).compile(function, quick=True)._loaded
-            text = loaded.hlo_modules()[0].to_string()
+            text = text_of(function, exported.meshes[0])
             by_function[function.name] = tensors_by_kind(module_traffic(text, exported.meshes[0]))
     return by_function
+
+
+def text_of(function: StageFunction, mesh: Mesh) -> str:
+    return XlaMesh(mesh).compile(function, quick=True)._loaded.hlo_modules()[0].to_string()
 
 
 def planned(plan: Plan) -> dict[str, int]:
@@ -185,6 +189,34 @@ def test_zero_scatters_accumulated_gradients_onto_the_optimizer_state(
     assert traffic["stage0_fwd"] == {}
     assert reduced(traffic["stage0_update"]) == 3  # two gradients and the loss
     assert traffic["stage0_update"]["all_gather"] == 2  # the new weights
+    run_and_compare(plan, model)
+
+
+def test_mics_scatters_in_each_microbatch_and_all_reduces_once_a_step(tmp_path: Path) -> None:
+    """Its "2-hop" synchronization (section 3.4): the accumulators hold parts, which are open along
+    the axis of the groups until behind the loop."""
+    model, size = with_momentum(1024, 32), 4 * 32 * 32
+    cluster = tmp_path / "bytes.yaml"  # with latencies, two short sums of a number beat a long one
+    cluster.write_text(LINKS.replace("latency_seconds: 1.0e-6", "latency_seconds: 0.0"))
+    plan = plan_of(model, cluster, microbatches=4, intra_op="mics", logical_shape="2x2")
+    with make_context() as context:
+        exported = read_exported(load_module(plan.module, context))
+        mesh = exported.meshes[0]
+        compiled = {
+            function.name: comparable(module_traffic(text_of(function, mesh), mesh))
+            for function in exported.functions
+        }
+        module = load_module(dict(plan.phases)["shard"].encode(), context)
+        fragments = operations(module.operation, ["mpmd.fragment"])
+        costs = [read_cost(op).traffic for op in fragments]
+    body, update = compiled["stage0_fwd"], compiled["stage0_update"]
+    assert {row for row in body if row.kind == REDUCED} == {Traffic(REDUCED, ("y",), 2, 2 * size)}
+    sums = {row.axes: row for row in update if row.kind == REDUCED}
+    assert sums["x",] == Traffic(REDUCED, ("x",), 2, 2 * size // 2)
+    assert sums["x", "y"].tensors == 1  # the loss
+    assert comparable(row for rows in compiled.values() for row in rows) == comparable(
+        row for rows in costs for row in rows
+    )
     run_and_compare(plan, model)
 
 

@@ -72,7 +72,7 @@ def _insert(part: ChosenPart) -> _Written:
     scattered = {
         k: (s.made[0], s.results[0]) for k, s in enumerate(part.strategies) if s.is_scattered
     }
-    parts = insert_scatters(reader, scattered)
+    parts = insert_scatters(reader, part.mesh, scattered)
     clones = clone_for_readers(reader, part.clones, part.shardings, required)
     stops = insert_stops(reader, part.mesh, part.shardings, required, part.clones)
     values |= parts | clones | stops

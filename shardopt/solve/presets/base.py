@@ -141,20 +141,34 @@ def finished(tables: IntraOpTables, op: int, numbers: Iterable[int]) -> tuple[in
     )
 
 
-def scattering(tables: IntraOpTables, op: int, split: Split) -> tuple[int, ...]:
-    """The strategies that sum over the split factors and leave each device a part of the sum."""
+def scattering(
+    tables: IntraOpTables, op: int, split: Split, over: Axes | None = None
+) -> tuple[int, ...]:
+    """The strategies that sum over the split factors and leave each device a part of the sum; with
+    `over`, parts along these axes alone, summed along the others or left open there."""
     rule = tables.graph.ops[op].rule
     if rule is None:
         return ()
     operands, results = dims_of(rule, rule.operands, split), dims_of(rule, rule.results, split)
     reduced = {axis for factor in rule.reduction for axis in split.get(factor, ())}
+    own = {axis for dims in results for axes in dims for axis in axes}
     return tuple(
         number
         for number, strategy in enumerate(tables.ops[op].strategies)
         if tuple(sharding.dims for sharding in strategy.operands[: len(operands)]) == operands
         and tuple(sharding.dims for sharding in strategy.results) != results
-        and reduced <= {axis for sharding in strategy.results for axis in sharding.axes}
+        and is_part(strategy.results, reduced, own, over)
     )
+
+
+def is_part(
+    results: Sequence[Sharding], reduced: Set[str], own: Set[str], over: Axes | None
+) -> bool:
+    """Whether results lie in parts along all `reduced` axes, or along those of them that are among
+    `over`; their `own` axes split them anyway."""
+    scattered = reduced if over is None else reduced & set(over)
+    axes = {axis for sharding in results for axis in sharding.axes}
+    return scattered <= axes and axes <= scattered | own
 
 
 def dims_of(

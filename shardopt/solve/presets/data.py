@@ -9,7 +9,9 @@ lies.
 * `autodist`: for each weight by itself the cheaper of an all-reduce and of servers that keep a part
   each (AutoSync: Zhang et al., NeurIPS'20; in AutoDist).
 * `mics`: the state split as in `zero3` over the innermost axis only, one copy for each index of the
-  others (MiCS, Zhang et al., arXiv 2205.00119, section 3).
+  others; gradients scattered among the devices that share a copy, and the parts all-reduced between
+  copies, of a loop over microbatches once behind it (MiCS, Zhang et al., arXiv 2205.00119, sections
+  3.2 and 3.4).
 
 An operation that carries the batch is split along it and no other way; what depends on the batch
 but does not carry it (batch statistics, the loss) is whole. How weights are gathered and shards are
@@ -116,23 +118,24 @@ class DataParallel:
         whole = {op: finished(self.tables, op, in_full(self.tables, op)) for op in sum_points}
         return {op: numbers for op, numbers in (*summed.items(), *whole.items()) if numbers}
 
-    def scattered_gradients(self, stage: int) -> dict[int, Sequence[int]]:
+    def scattered_gradients(self, stage: int, over: Axes | None = None) -> dict[int, Sequence[int]]:
         """The gradients as sums that are scattered, those of one weight added up before, where that
-        is possible. ZeRO `stage` 1 keeps whole ones over the microbatches of a loop."""
+        is possible; with `over`, scattered along these axes alone. ZeRO `stage` 1 keeps whole ones
+        over the microbatches of a loop."""
         tables, scattered = self.tables, dict[int, Sequence[int]]()
         joined = joined_terms(tables)
         for op in sorted(self.flow.gradients):
             split = self.split(op)
             if not split or (stage == 1 and tables.graph.ops[op].repeat > 1):
                 continue
-            if numbers := scattered_sum(tables, op, split, joined):
+            if numbers := scattered_sum(tables, op, split, joined, over):
                 scattered[op] = numbers
         terms = {t for op in scattered for t in tables.graph.ops[op].results}
         for op in sorted(self.flow.update):
             node = tables.graph.ops[op]
             if not joined & set(node.operands) <= terms:
                 continue  # one of them is summed where it is made
-            if numbers := scattering_terms(tables, op, joined, self.axes):
+            if numbers := scattering_terms(tables, op, joined, self.axes, over):
                 scattered[op] = numbers
                 terms.update(node.results)
         return scattered
@@ -291,21 +294,11 @@ def mics(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
         {
             **plan.allowed(axes[-1:]),
             **plan.whole_for_use(3),
-            **_unreduced_gradients(plan),
+            **plan.scattered_gradients(3, axes[-1:]),
             **plan.kept_in_parts(3, state),
         },
         plan.gathered_for_use(3),
     )
-
-
-def _unreduced_gradients(plan: DataParallel) -> dict[int, Sequence[int]]:
-    """Gradients that their readers may finish: scattered over one axis, all-reduced over the
-    others."""
-    by_gradient = {
-        op: strategies_that_split(plan.tables, op, plan.split(op))
-        for op in sorted(plan.flow.gradients)
-    }
-    return {op: numbers for op, numbers in by_gradient.items() if numbers}
 
 
 def data_for_zero(

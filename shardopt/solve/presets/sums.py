@@ -12,7 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardopt.solve.presets.base import Axes, Split, scattering, strategies_that_split
+from shardopt.solve.presets.base import (
+    Axes,
+    Split,
+    is_part,
+    scattering,
+    strategies_that_split,
+)
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 
 
@@ -39,13 +45,20 @@ def unreduced(tables: IntraOpTables, op: int, numbers: Sequence[int]) -> tuple[i
 
 
 def scattered_sum(
-    tables: IntraOpTables, op: int, split: Split, joined: frozenset[int]
+    tables: IntraOpTables,
+    op: int,
+    split: Split,
+    joined: frozenset[int],
+    over: Axes | None = None,
 ) -> tuple[int, ...]:
-    """The strategies of a product that leave each device a part of the sum over the split factors,
-    or terms of it where these are added to others first; in a loop over microbatches either."""
+    """The strategies of a product that leave each device a part of the sum over the split factors
+    (with `over`, parts along these axes alone), or terms of it where these are added to others
+    first; in a loop over microbatches either. What is not scattered stays open through a loop."""
     terms = unreduced(tables, op, strategies_that_split(tables, op, split))
     node = tables.graph.ops[op]
-    parts = scattering(tables, op, split)
+    parts = scattering(tables, op, split, over)
+    if node.repeat > 1:
+        parts = unreduced(tables, op, parts) or parts
     if not terms or node.results[0] not in joined:
         return parts
     return terms if node.repeat == 1 else (*terms, *parts)
@@ -62,11 +75,15 @@ def adding_up(tables: IntraOpTables, op: int, axes: Axes) -> tuple[int, ...]:
 
 
 def scattering_terms(
-    tables: IntraOpTables, op: int, joined: frozenset[int], axes: Axes
+    tables: IntraOpTables,
+    op: int,
+    joined: frozenset[int],
+    axes: Axes,
+    over: Axes | None = None,
 ) -> tuple[int, ...]:
     """Of these strategies, those that leave the sum to the readers where these add to it further,
-    and elsewhere those that leave each device a part of it; none for an operation that reads none
-    of the terms `joined`."""
+    and elsewhere those that leave each device a part of it (with `over`, along these axes alone);
+    none for an operation that reads none of the terms `joined`."""
     node, strategies = tables.graph.ops[op], tables.ops[op].strategies
     if joined.isdisjoint(node.operands):
         return ()
@@ -77,5 +94,5 @@ def scattering_terms(
         n
         for n in numbers
         if not strategies[n].results[0].unreduced
-        and set(axes) <= set(strategies[n].results[0].axes)
+        and is_part(strategies[n].results, set(axes), set(strategies[n].unscattered[0].axes), over)
     )

@@ -2,6 +2,7 @@
 // RUN: split-file %s %t
 // RUN: shardopt-opt %t/stops.mlir --shardopt-insert-reshards --shardopt-verify-chosen | FileCheck %t/stops.mlir
 // RUN: shardopt-opt %t/sums.mlir --shardopt-insert-reshards --shardopt-verify-chosen | FileCheck %t/sums.mlir
+// RUN: shardopt-opt %t/steps.mlir --shardopt-insert-reshards --shardopt-verify-chosen | FileCheck %t/steps.mlir
 // RUN: shardopt-opt %S/Inputs/chosen.mlir --shardopt-insert-reshards --mlir-pass-statistics -o %t/staged.mlir 2>&1 | FileCheck %s --check-prefix=STAGED-STATISTICS
 // RUN: shardopt-opt %t/stops.mlir --shardopt-insert-reshards --mlir-pass-statistics -o %t/out.mlir 2>&1 | FileCheck %s --check-prefix=STOPS-STATISTICS
 // RUN: shardopt-opt %t/sums.mlir --shardopt-insert-reshards --mlir-pass-statistics -o %t/out.mlir 2>&1 | FileCheck %s --check-prefix=SUMS-STATISTICS
@@ -37,6 +38,22 @@ func.func public @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> attributes {shard
   %1 = stablehlo.negate %0 {shardopt.strategy = "[{}, {x}] -> [{}, {x}]"} : tensor<8x8xf32>
   %2 = stablehlo.add %0, %1 {shardopt.strategy = "[{}, {x}], [{}, {x}] -> [{}, {x}]"} : tensor<8x8xf32>
   return %2 : tensor<8x8xf32>
+}
+
+// Sums in steps: scattered along y and all-reduced along x, or left open there.
+//--- steps.mlir
+// CHECK: %[[D:.*]] = stablehlo.dot_general {{.*}} {shardopt.strategy = "[{}, {x, y}], [{x, y}, {}] -> [{}, {}] + {x, y}"}
+// CHECK-NEXT: %[[PART:.*]] = stablehlo.custom_call @Sharding(%[[D]]) {shardopt.strategy = "[{}, {}] + {x, y} -> [{y}, {}] + {x}"}
+// CHECK-NEXT: %[[SUM:.*]] = stablehlo.custom_call @Sharding(%[[PART]]) {shardopt.strategy = "[{y}, {}] + {x} -> [{y}, {}]"}
+// CHECK: %[[E:.*]] = stablehlo.dot_general {{.*}} -> [{}, {}] + {x, y}"}
+// CHECK-NEXT: %[[OPEN:.*]] = stablehlo.custom_call @Sharding(%[[E]]) {shardopt.strategy = "[{}, {}] + {x, y} -> [{y}, {}] + {x}"}
+// CHECK-NEXT: stablehlo.add %[[OPEN]], %[[OPEN]]
+// CHECK: return %[[SUM]]
+func.func public @main(%a: tensor<8x8xf32>, %b: tensor<8x8xf32>) -> (tensor<8x8xf32>, tensor<8x8xf32>) attributes {shardopt.cost = {}, shardopt.mesh = #sdy.mesh<["x"=2, "y"=2]>, shardopt.strategy = "[{}, {x, y}], [{x, y}, {}] -> [{y}, {}], [{y}, {}]"} {
+  %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] {shardopt.strategy = "[{}, {x, y}], [{x, y}, {}] -> [{y}, {}] from [{}, {}] + {x, y}"} : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+  %1 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] {shardopt.strategy = "[{}, {x, y}], [{x, y}, {}] -> [{y}, {}] + {x} from [{}, {}] + {x, y}"} : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+  %2 = stablehlo.add %1, %1 {shardopt.strategy = "[{y}, {}] + {x}, [{y}, {}] + {x} -> [{y}, {}] from [{y}, {}] + {x}"} : tensor<8x8xf32>
+  return %0, %2 : tensor<8x8xf32>, tensor<8x8xf32>
 }
 
 // Of two sum points the one that sums stays; what a loop carries is pinned on both sides of its regions.

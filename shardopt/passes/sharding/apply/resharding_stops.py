@@ -9,8 +9,10 @@ XLA's partitioner looks for one step from producer to reader and otherwise gathe
 on every device ("involuntary full rematerialization"); with the stops of the planned chain it takes
 the planned steps. In the same way a reduce-scatter is written as the reduced result and, behind it,
 the part that each device keeps: from the scattered result alone the partitioner may conclude that
-the operands should be resharded instead. An operation on unreduced operands is written as its
-unreduced result and, behind it, the sum: otherwise the partitioner would sum up each operand."""
+the operands should be resharded instead. A sum that is scattered along some axes, and all-reduced
+or left along others, is written as the unreduced result and, behind it, a stop for each collective.
+An operation on unreduced operands is written as its unreduced result and, behind it, the sum:
+otherwise the partitioner would sum up each operand."""
 
 from __future__ import annotations
 
@@ -25,20 +27,24 @@ from shardopt.mesh.mesh import Mesh, Sharding
 
 
 def insert_scatters(
-    reader: GraphReader, scattered: Mapping[int, tuple[Sharding, Sharding]]
+    reader: GraphReader, mesh: Mesh, scattered: Mapping[int, tuple[Sharding, Sharding]]
 ) -> dict[ir.Value, Sharding]:
     """Put the part that each device keeps behind every operation of `scattered`: number ->
-    (reduced, scattered).
+    (reduced, scattered), by the steps of a sum that is taken in several.
 
     Returns the shardings of the new values and those, now of the reduced form, of the operations'
     own results."""
     new_shardings: dict[ir.Value, Sharding] = {}
     for number, (reduced, kept) in scattered.items():
-        handle = reader.handles[number]
-        result = handle.results[0]
-        stop = identity(result, handle.location, ir.InsertionPoint.after(handle))
-        result.replace_all_uses_except(stop.result, stop)
-        new_shardings[result], new_shardings[stop.result] = reduced, kept
+        handle, [tensor] = reader.handles[number], reader.ops[number].results
+        result = value = handle.results[0]
+        uses, place = list(result.uses), ir.InsertionPoint.after(handle)
+        new_shardings[result] = reduced
+        for stop in (*resharding_stops(reduced, kept, mesh, reader.tensors[tensor].shape), kept):
+            value = identity(value, handle.location, place).result
+            new_shardings[value] = stop
+        for use in uses:
+            use.owner.operands[use.operand_number] = value
     return new_shardings
 
 

@@ -30,10 +30,10 @@ class Linear:
 
     Each of `modes` is a set of operand positions that may be unreduced along one axis, all
     together; the operation is then linear in them. An empty mode makes terms out of nothing: zeros.
-    `unreduced`: the result may be unreduced. `contracts`: also along the axes of contracted
-    factors, which leave it to the operation to make the terms. `sums`: the sum of unreduced
-    operands may be taken right behind the operation; elsewhere its readers take it, or it could
-    have been taken before."""
+    `unreduced`: the result may be unreduced. `contracts`: the operation makes terms along the axes
+    of contracted factors, that it may leave so or add up in several steps. `sums`: the sum of
+    unreduced operands may be taken right behind the operation; elsewhere its readers take it, or it
+    could have been taken before."""
 
     modes: tuple[tuple[int, ...], ...] = ()
     unreduced: bool = False
@@ -71,10 +71,7 @@ class _Analysis:
         self._shrink_to_fixpoint()
         self.unreduced &= self._worthwhile()
         # A region is dropped as a whole, so what is left still fits together.
-        return tuple(self._linear(op) if self._touches(op) else REDUCED for op in self.graph.ops)
-
-    def _touches(self, op: Op) -> bool:
-        return any(tensor in self.unreduced for tensor in (*op.operands, *op.results))
+        return tuple(map(self._linear, self.graph.ops))
 
     def _linear(self, op: Op) -> Linear:
         is_unreduced = len(op.results) == 1 and op.results[0] in self.unreduced
@@ -83,7 +80,7 @@ class _Analysis:
         )
         if is_unreduced and op.results[0] in self.zeros:
             modes = ((), *modes)
-        contracts = is_unreduced and leaves_terms(op, self.always_zero)
+        contracts = not op.block and leaves_terms(op, self.always_zero)
         return Linear(modes, is_unreduced, contracts, any(self._ends(op, mode) for mode in modes))
 
     def _ends(self, op: Op, mode: tuple[int, ...]) -> bool:

@@ -5,9 +5,10 @@ A strategy puts every live mesh axis on at most one factor. Operand and result s
 the factors of their dimensions. An axis on a contracted factor leaves every device with an
 unreduced result. It is made whole at once, by an all-reduce, or by a reduce-scatter that also
 shards a result dimension along the axis (XLA's CPU backend emits that as all-reduce and slice; GPU
-and TPU backends fuse the two); or it stays unreduced, where `linear` found that its readers are
-linear in it. Such a reader may put an axis on unreduced operands instead of a factor: it works on
-the terms, and its result is unreduced along the axis or made whole in the same ways."""
+and TPU backends fuse the two), or by both, one along the faster axes and one along the slower ones;
+or it stays unreduced, where `linear` found that its readers are linear in it. Such a reader may put
+an axis on unreduced operands instead of a factor: it works on the terms, and its result is
+unreduced along the axis or made whole in the same ways."""
 
 from __future__ import annotations
 
@@ -184,6 +185,11 @@ def island_steps(island: Island, mesh: Mesh) -> tuple[Step, ...]:
     )
 
 
+def _is_in_steps(sums: tuple[Step, ...], final: Sharding) -> bool:
+    """Whether collectives take a sum that is no sum in between, or not all of it."""
+    return len(sums) > 1 or (len(sums) > 0 and len(final.unreduced) > 0)
+
+
 @dataclass(frozen=True, eq=False)
 class _StrategyCosts:
     op: Op
@@ -198,15 +204,11 @@ class _StrategyCosts:
         if self.op.island is not None:
             borders = island_steps(self.op.island, self.mesh)
         for final in layout.forms:
-            collectives: tuple[Step, ...] = ()
-            if layout.reduced and not final[0].unreduced:
-                # A reduction of several operands at once (no single reducer) is never split: there
-                # is one result here.
-                local_bytes = self._local_bytes(self.results[0], layout.made[0])
-                kind = ALL_REDUCE if final == layout.made else REDUCE_SCATTER
-                collectives = (Step(kind, layout.reduced, local_bytes),)
+            # A reduction of several operands at once (no single reducer) is never split: there is
+            # one result where axes are reduced.
+            collectives = self._sums(layout, final[0]) if layout.reduced else ()
             unscattered = layout.made if collectives else final
-            if layout.has_terms:
+            if layout.has_terms or _is_in_steps(collectives, final[0]):
                 unscattered = (Sharding(layout.made[0].dims, layout.reduced),)
             steps = (*borders, *collectives)
             yield Strategy(
@@ -218,6 +220,22 @@ class _StrategyCosts:
                 compute_seconds=seconds,
                 communication_seconds=links.seconds(steps),
             )
+
+    def _sums(self, layout: SplitLayout, final: Sharding) -> tuple[Step, ...]:
+        """The collectives that make the `final` result of terms along the axes `reduced`: scattered
+        along those that split it further, and what is left of it all-reduced along the others."""
+        made, left = (
+            layout.made[0],
+            [axis for axis in layout.reduced if axis not in final.unreduced],
+        )
+        scattered = tuple(axis for axis in left if axis in final.axes)
+        summed = tuple(axis for axis in left if axis not in final.axes)
+        local = self._local_bytes(self.results[0], made)
+        steps = (
+            Step(REDUCE_SCATTER, scattered, local),
+            Step(ALL_REDUCE, summed, local / tiles(self.mesh, scattered)),
+        )
+        return tuple(step for step in steps if step.axes)
 
     def _borders(self, layout: SplitLayout) -> tuple[Step, ...]:
         """Permutes that bring the elements of neighbours which windows reach."""

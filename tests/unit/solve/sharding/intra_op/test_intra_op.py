@@ -8,8 +8,10 @@ from math import ceil, prod
 
 import pytest
 
+from shardopt.cost.collectives import ALL_REDUCE, REDUCE_SCATTER, Step
 from shardopt.cost.resharding_chain import resharding_steps
 from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.hardware.cluster import Cluster, Link
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import evaluate
@@ -23,6 +25,7 @@ from shardopt.solve.sharding.intra_op.problem import (
     build_problem,
 )
 from shardopt.solve.sharding.strategies.costs import communication_seconds
+from shardopt.solve.sharding.strategies.linear import find_linear
 from shardopt.solve.sharding.strategies.strategies import Strategy
 from shardopt.support.errors import UserError
 from tests.unit.solve.sharding.op_graphs import (
@@ -301,3 +304,25 @@ def test_an_unknown_preset_lists_the_known_ones() -> None:
         UserError, match="unknown intra-op preset 'zero'; expected one of ilp, data, zero1"
     ):
         preset("zero", mlp(4, 4, 1))
+
+
+def test_a_sum_over_hosts_is_scattered_inside_of_them_first() -> None:
+    """A gradient over two hosts of two devices, on a weight of which each host has a copy."""
+    device, fast, slow = CLUSTER.groups[0].device, Link(0.0, 1e8), Link(0.0, 1e6)
+    cluster = Cluster.uniform("hosts", 2, 2, device, fast, slow, 0.0)
+    ops = (matmul(64, 4096, 64, (0, 1), 3), elementwise("multiply", (64, 64), (2, 3), 4))
+    graph = OpGraph((f32(64, 4096), f32(4096, 64), *[f32(64, 64)] * 3), ops, (0, 1, 2), (4,))
+    rows, columns, kept = (("x", "y"), ()), ((), ("x", "y")), (("y",), ())
+    lies = {k: Sharding(dims) for k, dims in enumerate((columns, rows, kept, None, kept)) if dims}
+    in_steps, at_once = (
+        solved(IntraOpTables(graph, MESH, cluster, linear=linear).problem(fixed=lies))
+        for linear in (find_linear(graph), ())
+    )
+    size = 4 * 64 * 64
+    assert [each.step for each in in_steps.communication] == [
+        Step(REDUCE_SCATTER, ("y",), size),
+        Step(ALL_REDUCE, ("x",), size / 2),
+    ]
+    # Otherwise what is summed is moved first.
+    seconds = [plan.summary().communication_seconds for plan in (in_steps, at_once)]
+    assert seconds[0] < 0.9 * seconds[1]
