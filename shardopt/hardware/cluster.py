@@ -149,7 +149,8 @@ class HostGroup:
     of the host use theirs; `host_memory_bytes` is that memory. None where nobody said.
 
     `torus` says how the chips of all hosts are joined; `intra_host` are then the two links of a
-    chip along one dimension. None where hosts are joined by a network.
+    chip along one dimension. None where hosts are joined by a network. `between_slices` is a
+    host's NIC, for collectives over several slices of it; None where that is `inter_host`.
 
     `price_per_hour` is what one host costs an hour, in any currency; None where nobody said."""
 
@@ -169,6 +170,7 @@ class HostGroup:
     host_link: Link | None = field(default=None, repr=False)
     host_memory_bytes: int | None = field(default=None, repr=False)
     torus: Torus | None = field(default=None, repr=False)
+    between_slices: Link | None = field(default=None, repr=False)
 
     @property
     def num_devices(self) -> int:

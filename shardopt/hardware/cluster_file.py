@@ -169,6 +169,11 @@ _GROUP_FIELDS = {
         "dimension; left out: hosts are joined by inter_host alone",
         None,
     ),
+    "between_slices": Field(
+        Nullable(LINK),
+        "a host's NIC, for collectives over several slices of the torus; left out: inter_host",
+        None,
+    ),
     "overlap": Field(
         Nullable(Flag()),
         "whether programs run collectives beside computing; left out: one after the other",
@@ -311,6 +316,11 @@ def checked_cluster(cluster: Cluster) -> Cluster:
         )
     for group in cluster.groups:
         rows = group.device_links or ()
+        if group.between_slices is not None and group.torus is None:
+            raise UserError(
+                f"cluster '{cluster.name}': expected a field 'torus' of '{group.name}' beside "
+                "'between_slices', got none"
+            )
         if rows and group.torus is not None:
             raise UserError(
                 f"cluster '{cluster.name}': expected one of the fields 'device_links' and 'torus' "

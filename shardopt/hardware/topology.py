@@ -95,6 +95,12 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
     # [hosts, groups]: how many devices of each group are on each host.
     members = np.stack([(crossing == host).sum(axis=1) for host in np.unique(crossing)])
     nic = owner.inter_host
+    if owner.torus is not None and owner.between_slices is not None:
+        first = cluster.first_devices[cluster.group_index(min(mesh.devices))]
+        slices = (np.array(mesh.devices) - first).reshape(mesh.shape) // owner.torus.size
+        together = np.moveaxis(slices, positions, range(-len(axes), 0)).reshape(-1, size)
+        if (together != together[:, :1]).any():
+            nic = owner.between_slices
     bandwidth = min(
         owner.intra_host.bandwidth_bytes_per_second,
         nic.bandwidth_bytes_per_second / int((members > 0).sum(axis=1).max()),

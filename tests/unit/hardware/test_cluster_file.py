@@ -41,7 +41,15 @@ def test_every_preset_loads_under_its_own_name() -> None:
         loaded = load_cluster(name)
         assert loaded.name == name
         assert [group.name for group in loaded.groups] == [name]
-        optional = {"nccl", "device_links", "torus", "overlap", "host_link", "host_memory_bytes"}
+        optional = {
+            "nccl",
+            "device_links",
+            "torus",
+            "between_slices",
+            "overlap",
+            "host_link",
+            "host_memory_bytes",
+        }
         assert describe(loaded).keys() - optional == GOOD.keys() - optional
 
 

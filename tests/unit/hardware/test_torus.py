@@ -245,3 +245,25 @@ def test_between_slices_the_network_is_what_counts() -> None:
     mesh = Mesh("m", (("x", 2), ("y", 256)), tuple(range(512)))
     assert group_placement(cluster, mesh, ("y",)).link.bandwidth_bytes_per_second == 4 * LINK
     assert group_placement(cluster, mesh, ("x",)).steps is None
+
+
+def test_collectives_over_slices_pass_the_network() -> None:
+    """Each of the eight chips of a v5e host is in a group of its own over two pods: they share its
+    two NICs of 12.5 GB/s. Inside of a pod nothing changes."""
+    cluster = load_cluster("tpu-v5e:64x8")
+    mesh = Mesh("m", (("slice", 2), ("chip", 256)), tuple(range(512)))
+    over, inside = (group_placement(cluster, mesh, (axis,)) for axis in ("slice", "chip"))
+    assert over.link.bandwidth_bytes_per_second == 25e9 / 8
+    assert inside.link.bandwidth_bytes_per_second > 100e9
+    one = replace(cluster, groups=(replace(cluster.groups[0], between_slices=None),))
+    assert group_placement(one, mesh, ("slice",)).link.bandwidth_bytes_per_second == 180e9 / 8
+
+
+def test_a_network_between_slices_needs_slices(tmp_path: Path) -> None:
+    text = Path("shardopt/hardware/presets/a100-80g.yaml").read_text()
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        text + "between_slices: {latency_seconds: 1e-5, bandwidth_bytes_per_second: 1e9}\n"
+    )
+    with pytest.raises(UserError, match="beside 'between_slices', got none"):
+        load_cluster(str(path))

@@ -138,7 +138,8 @@ The first three are NCCL's own model where the host group has [`nccl`](../guide/
   latency a is paid for each hop along each dimension. Of an all-to-all the halves of each dimension send each other what they
   have, and the fullest link decides: a link carries n f / 8 of the messages of n chips, f of them around the dimension,
   n f / 4 along a line. A permute has one link. On 4 x 4 chips of a v5e (45 GB/s a link, no wraps) a ring has 90 GB/s
-  a chip, an all-to-all 42. What goes from slice to slice passes the network cards of the hosts, as do messages between meshes.
+  a chip, an all-to-all 42. Collectives over several slices pass the NICs of
+  the hosts (`between_slices`); messages between meshes have `inter_host`.
 * **With links of their own** (`device_links`) rings have as many links as there are rings that fit into them at once, and all
   messages of an all-to-all go at once: what its busiest link carries decides. A message takes the link between its
   devices; where there is none it passes through a third device of the group, the one with the widest links; where no device
