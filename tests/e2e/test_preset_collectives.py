@@ -261,9 +261,51 @@ def test_grids_exchange_blocks_of_weights_by_columns_and_of_activations_by_rows(
     assert planned("gpt", preset, mesh).moved(list(shapes)) == activations
 
 
+# Where the words are looked up by a product, it scatters its result as well.
+_AT_THE_ENDS = {
+    "one-hot gpt": {"all_gather": 1, "reduce_scatter": 2},
+    "gpt": {"all_to_all": 1, "reduce_scatter": 1},
+}
+
+
+@pytest.mark.parametrize("model", ["one-hot gpt", pytest.param("gpt", marks=pytest.mark.slow)])
+def test_a_cube_moves_each_of_the_three_tensors_of_a_product_along_an_axis_of_its_own(
+    model: str,
+) -> None:
+    """Both operands are gathered and the result is scattered, and the other way back, where the two
+    axes of features change their places with every product (Bian et al., section 3.2); a weight is
+    gathered once for forward and backward. What enters the last product of the tied table without
+    one-hot words moves from the sequence to the features instead of being gathered."""
+    first, second, batch = axes_of("2x2x2")
+    weights = [
+        each for each in weights_of("gpt") if "blocks" in each.name and "bias" not in each.name
+    ]
+    matrices = [each for each in weights if len(each.shape) > 1]
+    expected = Moved()
+    for kind in ("all_gather", "reduce_scatter"):
+        expected += exchanged(kind, matrices, (batch,), 4)
+    features = {
+        ((3, HEADS, HIDDEN // HEADS), first): LAYERS,
+        ((HEADS, HIDDEN // HEADS), first): LAYERS,
+        ((4 * HIDDEN,), first): 2 * LAYERS,
+        ((WORDS,), first): 1,
+        ((HIDDEN,), second): 4 * LAYERS,
+    }
+    shapes = {each: (BATCH, LENGTH, *each[0]) for each in features}
+    for (each, axis), count in features.items():
+        shape = shapes[each, axis]
+        for kind in ("all_gather", "reduce_scatter"):
+            expected[kind, (axis,), sorted_shape(shape), 4 * prod(shape) // 4] += count
+    hidden = (BATCH, LENGTH, HIDDEN)
+    for kind, count in _AT_THE_ENDS[model].items():
+        expected[kind, (second,), sorted_shape(hidden), 4 * prod(hidden) // 4] += count
+    among = [*(each.shape for each in matrices), *shapes.values()]
+    assert planned(model, "3d", "2x2x2").moved(among) == expected
+
+
 @pytest.mark.parametrize(("model", "mesh"), [
     *((model, mesh) for model in ("gpt", "moe", "resnet") for mesh in ("4", "2x2")),
-    pytest.param("gpt", "2x4", marks=pytest.mark.slow),
+    *(pytest.param(model, "2x4", marks=pytest.mark.slow) for model in ("gpt", "moe", "resnet")),
 ])  # fmt: skip
 def test_autodist_takes_for_each_weight_one_of_two_ways(model: str, mesh: str) -> None:
     """An all-reduce, or servers: the gradient is scattered and the weight gathered."""
@@ -271,10 +313,16 @@ def test_autodist_takes_for_each_weight_one_of_two_ways(model: str, mesh: str) -
     moved = planned(model, "autodist", mesh).moved([each.shape for each in weights])
     whole = exchanged("all_reduce", weights, axes)
     served = exchanged("reduce_scatter", weights, axes)
+    back = gathered(weights, mesh, axes)
     for row, count in whole.items():
         scattered = ("reduce_scatter", *row[1:])
         assert moved[row] + moved[scattered] == count == served[scattered]
         assert moved["all_gather", axes[:1], *row[2:]] == moved[scattered]
+    # Axis by axis: each of a weight's gathers is there as often as the others of it.
+    assert {row for row in moved if row[0] == "all_gather"} <= back.keys()
+    for shape in {row[2] for row in back}:
+        counts = {moved[row] for row in back if row[2] == shape}
+        assert len(counts) == 1
 
 
 @EVERY_MODEL
