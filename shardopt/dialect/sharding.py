@@ -80,6 +80,7 @@ def _merge_runs(sizes: list[int], order: list[int]) -> tuple[list[int], list[int
     ]
 
 
+@lru_cache(maxsize=65536)
 def from_mhlo(text: str, rank: int, mesh: Mesh) -> Sharding:
     """The inverse of `to_mhlo` on one mesh. Raises ValueError for any other text.
 

@@ -51,14 +51,27 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> None:
             region = read_region(op).on(mesh)
             assert region is not None  # checked when its shardings were chosen
             write_region(op, mesh.name, region)
+        attributes = _Attributes(mesh)
         # A list, as constraints are inserted on the way.
         for view in list(main.regions[0].blocks[0].operations):
-            _constrain(view.operation, mesh)
-        arguments = _signature(main, "arg_attrs", type_.inputs, mesh)
-        results = _signature(main, "res_attrs", type_.results, mesh)
+            _constrain(view.operation, attributes)
+        arguments = _signature(main, "arg_attrs", type_.inputs, attributes)
+        results = _signature(main, "res_attrs", type_.results, attributes)
         # Behind the signature, whose shardings it reads.
         _mark_unreduced(main)
-        pad_signature(main, mesh, arguments, results, lambda each: sharding_attribute(each, mesh))
+        pad_signature(main, mesh, arguments, results, attributes.__getitem__)
+
+
+class _Attributes(dict[Sharding, sdy.TensorShardingAttr]):
+    """Shardy's form of shardings on a mesh: few stand on many values, and each is made once."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self.mesh = mesh
+
+    def __missing__(self, sharding: Sharding) -> sdy.TensorShardingAttr:
+        made = self[sharding] = sharding_attribute(sharding, self.mesh)
+        return made
 
 
 def sharding_attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr:
@@ -71,7 +84,7 @@ def sharding_attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr
 
 
 def _signature(
-    main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: Mesh
+    main: ir.Operation, which: str, types: Sequence[ir.Type], known: _Attributes
 ) -> tuple[Sharding, ...]:
     """Replace the annotations of all arguments or of all results, and return them."""
     if not len(types):
@@ -81,11 +94,9 @@ def _signature(
         named = ir.DictAttr(row)
         attributes = {named[k].name: named[k].attr for k in range(len(named))}
         text = ir.StringAttr(attributes.pop(MHLO_SHARDING)).value
-        sharding = from_mhlo(text, ir.RankedTensorType(type_).rank, mesh)
+        sharding = from_mhlo(text, ir.RankedTensorType(type_).rank, known.mesh)
         shardings.append(sharding)
-        rows.append(
-            ir.DictAttr.get({**attributes, SDY_SHARDING: sharding_attribute(sharding, mesh)})
-        )
+        rows.append(ir.DictAttr.get({**attributes, SDY_SHARDING: known[sharding]}))
     main.attributes[which] = ir.ArrayAttr.get(rows)
     return tuple(shardings)
 
@@ -105,43 +116,42 @@ def _mark_unreduced(main: ir.Operation) -> None:
             end.operands[number] = made.result
 
 
-def _constrain(op: ir.Operation, mesh: Mesh) -> None:
+def _constrain(op: ir.Operation, known: _Attributes) -> None:
     """Replace the annotation of an operation by a constraint on each of its results."""
     for block in regions_of(op):
         for view in list(block.operations):
-            _constrain(view.operation, mesh)
+            _constrain(view.operation, known)
     if MHLO_SHARDING not in op.attributes:
         return
     text = ir.StringAttr(op.attributes[MHLO_SHARDING]).value
     del op.attributes[MHLO_SHARDING]
     if is_marker(op):
-        _constraint(op, op.operands[0], op.results[0], text, mesh)
+        _constraint(op, op.operands[0], op.results[0], text, known)
         op.erase()
     elif needs_no_constraint(op):
-        _split_for_terms(op, text, mesh)
+        _split_for_terms(op, text, known)
     else:
         texts = split_tuple(text)
         for result, one in zip(op.results, texts, strict=True):
             if isinstance(result.type, ir.RankedTensorType):
-                _constraint(op, result, result, one, mesh)
+                _constraint(op, result, result, one, known)
 
 
-def _split_for_terms(op: ir.Operation, text: str, mesh: Mesh) -> None:
+def _split_for_terms(op: ir.Operation, text: str, known: _Attributes) -> None:
     """Constrain a value that is made anew, for readers that leave terms of sums along its axes:
     nothing else says that they read parts, and each device would add up the whole value."""
     value = op.results[0]
     readers = [use.owner.operation for use in value.uses]
-    terms = [(reader, axes) for reader in readers if (axes := _terms_axes(reader, mesh))]
+    terms = [(reader, axes) for reader in readers if (axes := _terms_axes(reader, known.mesh))]
     if not terms:
         return
-    sharding = from_mhlo(text, ir.RankedTensorType(value.type).rank, mesh)
+    sharding = from_mhlo(text, ir.RankedTensorType(value.type).rank, known.mesh)
     split = {axis for axes in sharding.dims for axis in axes}
     for reader, axes in terms:
         for number, operand in enumerate(reader.operands):
             if operand == value and split & axes:
                 with ir.InsertionPoint(reader):
-                    attribute = sharding_attribute(sharding, mesh)
-                    made = sdy.ShardingConstraintOp(value, attribute, loc=op.location)
+                    made = sdy.ShardingConstraintOp(value, known[sharding], loc=op.location)
                 reader.operands[number] = made.result
 
 
@@ -159,10 +169,10 @@ def _terms_axes(op: ir.Operation, mesh: Mesh) -> set[str]:
 
 
 def _constraint(
-    op: ir.Operation, value: ir.Value, replaced: ir.Value, text: str, mesh: Mesh
+    op: ir.Operation, value: ir.Value, replaced: ir.Value, text: str, known: _Attributes
 ) -> None:
     """Put `value`, constrained, behind `op` and in the place of `replaced`."""
-    sharding = from_mhlo(text, ir.RankedTensorType(value.type).rank, mesh)
+    sharding = from_mhlo(text, ir.RankedTensorType(value.type).rank, known.mesh)
     with ir.InsertionPoint.after(op):
-        made = sdy.ShardingConstraintOp(value, sharding_attribute(sharding, mesh), loc=op.location)
+        made = sdy.ShardingConstraintOp(value, known[sharding], loc=op.location)
     replaced.replace_all_uses_except(made.result, made.operation)
