@@ -219,6 +219,9 @@ class ShardedPart:
             fused=part.kernels.fusion.fused,
             fresh=frozenset(),
         )
+        # In which order they run takes long to find, and matters to what is dropped after use.
+        if not self.transient:
+            return sharded
         order = sorted(strategies, key=self.facts.position.__getitem__)
         return replace(sharded, fresh=copies_after_others(sharded, order, self.transient))
 
