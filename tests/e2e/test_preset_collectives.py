@@ -268,7 +268,8 @@ _AT_THE_ENDS = {
 }
 
 
-@pytest.mark.parametrize("model", ["one-hot gpt", pytest.param("gpt", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt", "one-hot gpt"])
 def test_a_cube_moves_each_of_the_three_tensors_of_a_product_along_an_axis_of_its_own(
     model: str,
 ) -> None:
