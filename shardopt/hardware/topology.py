@@ -75,9 +75,10 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
     index = {name: position for position, name in enumerate(mesh.axis_names)}
     positions = [index[axis] for axis in axes]
     size = math.prod(mesh.shape[position] for position in positions)
-    hosts = np.array([cluster.host_of(device) for device in mesh.devices]).reshape(mesh.shape)
-    groups = np.moveaxis(hosts, positions, range(-len(axes), 0)).reshape(-1, size)
-    crossing = groups[(groups != groups[:, :1]).any(axis=1)]
+    devices = np.array(mesh.devices).reshape(mesh.shape)
+    devices = np.moveaxis(devices, positions, range(-len(axes), 0)).reshape(-1, size)
+    hosts = np.array([[cluster.host_of(device) for device in row] for row in devices.tolist()])
+    crossing = hosts[(hosts != hosts[:, :1]).any(axis=1)]
     if size > 1 and (torus := _on_torus(cluster, owner, mesh, positions)) is not None:
         link_rate = owner.intra_host.bandwidth_bytes_per_second / 2
         ring, exchange, shift = (
@@ -88,18 +89,14 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
             size, link, 1, exchange, shift, crosses=bool(crossing.size), steps=torus.steps
         )
     if not crossing.size:
-        devices = np.moveaxis(
-            np.array(mesh.devices).reshape(mesh.shape), positions, range(-len(axes), 0)
-        )
-        return _inside(cluster, owner, devices.reshape(-1, size))
+        return _inside(cluster, owner, devices)
     # [hosts, groups]: how many devices of each group are on each host.
     members = np.stack([(crossing == host).sum(axis=1) for host in np.unique(crossing)])
     nic = owner.inter_host
     if owner.torus is not None and owner.between_slices is not None:
         first = cluster.first_devices[cluster.group_index(min(mesh.devices))]
-        slices = (np.array(mesh.devices) - first).reshape(mesh.shape) // owner.torus.size
-        together = np.moveaxis(slices, positions, range(-len(axes), 0)).reshape(-1, size)
-        if (together != together[:, :1]).any():
+        slices = (devices - first) // owner.torus.size
+        if (slices != slices[:, :1]).any():
             nic = owner.between_slices
     bandwidth = min(
         owner.intra_host.bandwidth_bytes_per_second,

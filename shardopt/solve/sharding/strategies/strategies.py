@@ -224,13 +224,10 @@ class _StrategyCosts:
     def _sums(self, layout: SplitLayout, final: Sharding) -> tuple[Step, ...]:
         """The collectives that make the `final` result of terms along the axes `reduced`: scattered
         along those that split it further, and what is left of it all-reduced along the others."""
-        made, left = (
-            layout.made[0],
-            [axis for axis in layout.reduced if axis not in final.unreduced],
-        )
+        left = [axis for axis in layout.reduced if axis not in final.unreduced]
         scattered = tuple(axis for axis in left if axis in final.axes)
         summed = tuple(axis for axis in left if axis not in final.axes)
-        local = self._local_bytes(self.results[0], made)
+        local = self._local_bytes(self.results[0], layout.made[0])
         steps = (
             Step(REDUCE_SCATTER, scattered, local),
             Step(ALL_REDUCE, summed, local / tiles(self.mesh, scattered)),
