@@ -1,11 +1,13 @@
-"""Run a module's step on one accelerator as XLA compiles it, and write what it took: a line of
-JSON.
+"""Run steps of modules on one accelerator as XLA compiles them, and write what they took: a line of
+JSON each.
 
-    python -m benchmarks.one_device.step hf_gpt2_small.train.mlirbc --steps 20 [--hlo FILE.gz]
+    python -m benchmarks.one_device.step hf_gpt2_small.train.mlirbc … [--seconds 2] [--hlo FOLDER]
 
-State is fed back by donation. `step_seconds` is the time of a step when each waits for the one
-before (median, and the smallest), `bytes` what the executable holds and what the allocator saw at
-most, `kernels` the seconds of every operation of the optimized module in one step."""
+All modules are compiled first, side by side; then one after the other runs alone. State is fed back
+by donation. `step_seconds` is the time of a step when each waits for the one before (median, and
+the smallest), of at least so many seconds and 15 steps; `bytes` what the executable holds and what
+the allocator has seen at most until then, `kernels` the seconds of every operation of the optimized
+module in one step. What the compiler or the device refuses is said on standard error."""
 
 from __future__ import annotations
 
@@ -14,12 +16,15 @@ import gzip
 import json
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes  # noqa: F401  element types of numpy
 import numpy as np
 from jax.extend.backend import get_compile_options
@@ -33,7 +38,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.devices.executables import load_or_compile
 
-_WARM_UP, _TRACED = 3, 3
+_WARM_UP, _FEWEST, _TRACED = 3, 15, 3
 _BLOCK = 2**20  # random numbers that are drawn; larger arrays repeat them
 
 
@@ -41,49 +46,66 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("module", type=Path)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument(
-        "--compile-only",
-        action="store_true",
-        help="leave the executable in the cache (SHARDOPT_CACHE)",
-    )
-    parser.add_argument(
-        "--hlo", type=Path, metavar="FILE.gz", help="also write the optimized module"
-    )
+    parser.add_argument("modules", type=Path, nargs="+", metavar="MODULE")
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--hlo", type=Path, metavar="FOLDER", help="also write optimized modules")
     args = parser.parse_args(argv)
-    print(
-        json.dumps({"model": args.module.name.removesuffix(".mlirbc"), **measured(args)}),
-        flush=True,
-    )
+    with ThreadPoolExecutor() as threads:
+        compiled = list(threads.map(_compiled, args.modules))
+    for number, path in enumerate(args.modules):
+        each, compiled[number] = compiled[number], None  # of each module, only while it runs
+        name = path.name.removesuffix(".mlirbc")
+        try:
+            if isinstance(each, Exception):
+                raise each
+            if args.hlo is not None:
+                text = each.loaded.hlo_modules()[0].to_string()
+                (args.hlo / f"{name}.hlo.gz").write_bytes(gzip.compress(text.encode()))
+            row = measured(each, args.seconds)
+        except Exception as error:
+            print(f"{name}: {str(error).splitlines()[0][:300]}", file=sys.stderr, flush=True)
+            continue
+        print(json.dumps({"model": name, **row}), flush=True)
     return 0
 
 
-def measured(args: argparse.Namespace) -> dict[str, Any]:
-    device = jax.local_devices()[0]
-    bytecode, types, pairs = _module(args.module)
-    begin = perf_counter()
-    options = get_compile_options(num_replicas=1, num_partitions=1)
-    loaded = load_or_compile([device], bytecode, options, default_store())
-    compiled = perf_counter() - begin
-    if args.hlo is not None:
-        args.hlo.write_bytes(gzip.compress(loaded.hlo_modules()[0].to_string().encode()))
-    if args.compile_only:
-        return {"compile_seconds": compiled}
-    generator = np.random.default_rng(0)
-    arrays = [jax.device_put(_random(generator, *type_), device) for type_ in types]
+@dataclass(frozen=True)
+class Compiled:
+    """`types` of the arguments; `pairs` has the result that takes the place of an argument."""
+
+    loaded: Any
+    types: list[tuple[tuple[int, ...], str]]
+    pairs: dict[int, int]
+    seconds: float
+
+
+def _compiled(path: Path) -> Compiled | Exception:
+    try:
+        bytecode, types, pairs = _module(path)
+        begin = perf_counter()
+        options = get_compile_options(num_replicas=1, num_partitions=1)
+        loaded = load_or_compile([jax.local_devices()[0]], bytecode, options, default_store())
+        return Compiled(loaded, types, pairs, perf_counter() - begin)
+    except Exception as error:
+        return error
+
+
+def measured(program: Compiled, seconds: float) -> dict[str, Any]:
+    """Runs it for so many seconds."""
+    device, loaded = jax.local_devices()[0], program.loaded
+    arrays = _arguments(program.types)
 
     def step() -> None:
         results = loaded.execute_sharded(arrays).disassemble_into_single_device_arrays()
-        for argument, result in pairs.items():
+        for argument, result in program.pairs.items():
             arrays[argument] = results[result][0]
         for (last,) in results:
             last.block_until_ready()
 
     for _ in range(_WARM_UP):
         step()
-    samples = []
-    for _ in range(args.steps):
+    samples: list[float] = []
+    while len(samples) < _FEWEST or sum(samples) < seconds:
         begin = perf_counter()
         step()
         samples.append(perf_counter() - begin)
@@ -93,8 +115,14 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     stats, allocator = loaded.get_compiled_memory_stats(), device.memory_stats() or {}
     return {
         "device": device.device_kind,
-        "step_seconds": {"median": median(samples), "min": min(samples), "max": max(samples)},
-        "compile_seconds": compiled,
+        "step_seconds": {
+            "median": median(samples),
+            "min": min(samples),
+            "max": max(samples),
+            "first": median(samples[:_FEWEST]),
+        },
+        "steps": len(samples),
+        "compile_seconds": program.seconds,
         "bytes": {
             "arguments": stats.argument_size_in_bytes,
             "results": stats.output_size_in_bytes,
@@ -104,10 +132,18 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         },
         "busy_seconds": traced.busy / _TRACED,
         "kernels": {
-            op: [seconds / _TRACED, traced.runs[module, op] / _TRACED]
-            for (module, op), seconds in sorted(traced.seconds.items(), key=lambda each: -each[1])
+            op: [total / _TRACED, traced.runs[module, op] / _TRACED]
+            for (module, op), total in sorted(traced.seconds.items(), key=lambda each: -each[1])
         },
     }
+
+
+def _arguments(types: Sequence[tuple[tuple[int, ...], str]]) -> list[jax.Array]:
+    """Drawn once for each type on the host, and copied on the device."""
+    generator, drawn = np.random.default_rng(0), {}
+    for type_ in dict.fromkeys(types):
+        drawn[type_] = jax.device_put(_random(generator, *type_))
+    return [jnp.array(drawn[type_], copy=True) for type_ in types]
 
 
 def _module(path: Path) -> tuple[bytes, list[tuple[tuple[int, ...], str]], dict[int, int]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,10 @@ from shardopt.ir.jax_versions import result_handler
 from shardopt.runtime.devices.xla import DeviceArray, Executable, keep_barriers
 
 
+# Shapes, of rank 1 at least, and MLIR element types.
+Results = Sequence[tuple[tuple[int, ...], str]]
+
+
 class Replicas:
     """Devices that all run one program, for measurements: no partitioning, collectives name
     replicas."""
@@ -26,12 +32,24 @@ class Replicas:
         self._sharding = NamedSharding(
             JaxMesh(np.array(self._devices), ("replica",)), PartitionSpec("replica")
         )
+        self._compiled: dict[bytes, tuple[Executable, str]] = {}
 
-    def compile(
-        self, bytecode: bytes, results: Sequence[tuple[tuple[int, ...], str]]
-    ) -> tuple[Executable, str]:
-        """The program and its optimized HLO. `results` are the shapes, of rank 1 at least, and MLIR
-        element types."""
+    def compile_together(self, programs: Iterable[tuple[bytes, Results]]) -> None:
+        """Side by side, what `compile` is then asked for, instead of what was compiled so before.
+        What the compiler refuses is refused again there."""
+        self._compiled = {}
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            for bytecode, results in programs:
+                threads.submit(self._keep, bytecode, results)
+
+    def _keep(self, bytecode: bytes, results: Results) -> None:
+        self._compiled[bytecode] = self._compile(bytecode, results)
+
+    def compile(self, bytecode: bytes, results: Results) -> tuple[Executable, str]:
+        """The program, whose results are `results`, and its optimized HLO."""
+        return self._compiled.get(bytecode) or self._compile(bytecode, results)
+
+    def _compile(self, bytecode: bytes, results: Results) -> tuple[Executable, str]:
         ids = [[device.id] for device in self._devices]
         options = get_compile_options(
             num_replicas=len(ids), num_partitions=1, device_assignment=ids

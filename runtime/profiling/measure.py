@@ -3,6 +3,7 @@ measurement that makes no sense."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +19,14 @@ from shardopt.runtime.devices.replicas import Replicas
 from shardopt.runtime.profiling.chains import COMPUTE, Chain
 from shardopt.runtime.profiling.collective_chains import SCATTERING, collective
 from shardopt.runtime.profiling.messages import measure_call, measure_message
-from shardopt.runtime.profiling.slopes import Effort, MergedError, Slope, bytecode_of, measure_chain
+from shardopt.runtime.profiling.slopes import (
+    Effort,
+    MergedError,
+    Slope,
+    bytecode_of,
+    measure_chain,
+    programs,
+)
 from shardopt.support.progress import progress
 
 # What each kind of work is sized by, from small to large: edges of matrices, batches, image edges,
@@ -37,6 +45,9 @@ _BUFFERS = (2, 16, 64, 256)
 # A point that is so much dearer by its size than the one before is measured twice: what else the
 # machine does strikes long samples most.
 _DEARER = 2.0
+# Sizes whose programs are compiled side by side, not all of which are reached: as many as there are
+# cores for the three programs of each.
+_TOGETHER = (os.cpu_count() or 1) // 3
 # What tells how much faster a device is while others rest.
 _ALONE = (COMPUTE[kinds.MATMUL](256, "f32"), COMPUTE[kinds.ELEMENTWISE](2**18, "f32"))
 
@@ -65,11 +76,13 @@ _Measure = Callable[[int], tuple[float, Slope]]
 
 @dataclass(frozen=True)
 class _Job:
-    """One curve to be. `measure` gives the size on the curve and the slope for each of `steps`."""
+    """One curve to be. `measure` gives the size on the curve and the slope for each of `steps`;
+    `compile` makes ready what it runs for all of them."""
 
     kind: str
     steps: tuple[int, ...]
     measure: _Measure
+    compile: Callable[[Sequence[int]], None] = lambda _: None
     dtype: str = ""
     devices: int = 1
 
@@ -102,18 +115,15 @@ def _jobs(devices: Sequence[Any], request: MeasurementRequest) -> Iterator[_Job]
     everyone, host = Replicas(devices), devices[0].platform == "cpu"
     for dtype in request.dtypes:
         for kind, make in COMPUTE.items():
-            yield _Job(
-                kind,
-                _SIZES[kind],
-                _of_chain(partial(make, dtype=dtype), everyone, request.effort),
-                dtype,
-            )
+            chains = _Chains(partial(make, dtype=dtype), everyone, request.effort)
+            yield _Job(kind, _SIZES[kind], chains.measure, chains.compile, dtype)
     groups = [size for size in range(2, len(devices) + 1) if len(devices) % size == 0]
     scatters = bool(groups) and _makes_reduce_scatters(devices)
     for group in groups:
         for kind in COLLECTIVES:
             make = partial(collective, kind, group=group, devices=len(devices), scatters=scatters)
-            yield _Job(kind, _BYTES, _of_chain(make, everyone, request.effort), devices=group)
+            chains = _Chains(make, everyone, request.effort)
+            yield _Job(kind, _BYTES, chains.measure, chains.compile, devices=group)
     for group in (1, *groups):
         call = partial(measure_call, replicas=Replicas(devices[:group]), effort=request.effort)
         yield _Job(kinds.DISPATCH, _BUFFERS, _of_size(call), devices=group)
@@ -122,12 +132,20 @@ def _jobs(devices: Sequence[Any], request: MeasurementRequest) -> Iterator[_Job]
             yield _Job(kinds.SEND, _BYTES, _of_size(message), devices=group)
 
 
-def _of_chain(make: Callable[[int], Chain], replicas: Replicas, effort: Effort) -> _Measure:
-    def measure(step: int) -> tuple[float, Slope]:
-        chain = make(step)
-        return chain.size, measure_chain(chain, replicas, effort)
+@dataclass(frozen=True)
+class _Chains:
+    make: Callable[[int], Chain]
+    replicas: Replicas
+    effort: Effort
 
-    return measure
+    def compile(self, steps: Sequence[int]) -> None:
+        self.replicas.compile_together(
+            program for step in steps for program in programs(self.make(step))
+        )
+
+    def measure(self, step: int) -> tuple[float, Slope]:
+        chain = self.make(step)
+        return chain.size, measure_chain(chain, self.replicas, self.effort)
 
 
 def _of_size(slope: Callable[[int], Slope]) -> _Measure:
@@ -138,7 +156,10 @@ def _run(
     job: _Job, request: MeasurementRequest, remark: Callable[[str], None]
 ) -> Measurement | None:
     points: list[tuple[float, Slope]] = []
-    for step in job.steps[:: request.stride]:
+    steps = job.steps[:: request.stride]
+    for number, step in enumerate(steps):
+        if _TOGETHER and number % _TOGETHER == 0:
+            job.compile(steps[number : number + _TOGETHER])
         try:
             size, slope = job.measure(step)
         except MergedError as error:

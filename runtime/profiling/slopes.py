@@ -4,7 +4,7 @@ takes on top."""
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_dtype, numpy_name
 from shardopt.ir.context import make_context
-from shardopt.runtime.devices.replicas import Replicas
+from shardopt.runtime.devices.replicas import Replicas, Results
 from shardopt.runtime.profiling.chains import Chain
 
 # Steps of the programs: differences of 4 and of 40, in which the time of a call falls out.
@@ -90,13 +90,20 @@ def bytecode_of(text: str) -> bytes:
         return buffer.getvalue()
 
 
+def programs(chain: Chain) -> Iterator[tuple[bytes, Results]]:
+    """What `measure_chain` may run, as `Replicas.compile` takes it."""
+    return (_program(chain, steps) for steps in (SHORT, LONG, LONGEST))
+
+
+def _program(chain: Chain, steps: int) -> tuple[bytes, Results]:
+    return bytecode_of(chain.text(steps)), [(chain.arguments[0], numpy_name(chain.dtype))]
+
+
 class _Timed:
     def __init__(
         self, chain: Chain, steps: int, replicas: Replicas, arrays: Sequence[object]
     ) -> None:
-        bytecode = bytecode_of(chain.text(steps))
-        dtype = numpy_name(chain.dtype)
-        self._executable, hlo = replicas.compile(bytecode, [(chain.arguments[0], dtype)])
+        self._executable, hlo = replicas.compile(*_program(chain, steps))
         self._arrays = arrays
         self.operations, self.kernels = chain.count(hlo)
 
