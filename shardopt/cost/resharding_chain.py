@@ -63,15 +63,6 @@ def path_of_shares(
     return tuple(path)
 
 
-def shares_of_steps(
-    src: Sharding, dst: Sharding, mesh: Mesh, uneven: Uneven
-) -> list[tuple[str, Axes, float]]:
-    """The steps of `path_of_shares` without slices and without the shardings between, which take
-    longer to make than all else: tables ask for hundreds of thousands of pairs."""
-    chain, ours, _ = _pattern(src, dst, mesh.axes, uneven)
-    return [(kind, _renamed(over, ours), share) for kind, over, share, _ in chain if kind != SLICE]
-
-
 def can_reshard(src: Sharding, dst: Sharding) -> bool:
     """Whether a chain exists: sums are only ever taken."""
     return set(dst.unreduced) <= set(src.unreduced)

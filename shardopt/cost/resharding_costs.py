@@ -17,18 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from shardopt.cost.collectives import collective_curve
-from shardopt.cost.resharding_chain import (
-    can_reshard,
-    path_of_shares,
-    shares_of_steps,
-    uneven_extents,
-)
 from shardopt.cost.resharding_moves import Uneven
+from shardopt.cost.resharding_patterns import Pairs, ReshardingPatterns, row_keys
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.curves import CurveTable
 from shardopt.mesh.mesh import Mesh, Sharding
 
-_Step = tuple[str, tuple[str, ...], float]  # kind, axes, bytes as a share of those of the tensor
 _UNKNOWN, _NONE = -1, -2
 
 
@@ -42,10 +36,12 @@ class ChainTable(NamedTuple):
 
 class ArcTable(NamedTuple):
     """Chains between two lists of shardings as arcs: `paths` int64 `[sources, targets, L]`, filled
-    up with A; `seconds` float64 `[A]`, and `is_first` bool `[A]` of those that no other precedes.
-    A chain that does not exist has none."""
+    up with A, and `missing` bool `[sources, targets]` where there is no chain; `seconds` float64
+    `[A]`, and `is_first` bool `[A]` of those that no other precedes. Arcs are in the order in which
+    the rows of `paths` name them."""
 
     paths: np.ndarray
+    missing: np.ndarray
     seconds: np.ndarray
     is_first: np.ndarray
 
@@ -81,14 +77,11 @@ class ReshardingCosts:
     def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
         self._cluster = cluster
         self._mesh = mesh
+        self._patterns = ReshardingPatterns(mesh)
         self._numbered: dict[Uneven, _Numbered] = {}
         self._chains: dict[tuple[int, ...], int] = {}
-        self._steps: dict[_Step, int] = {}
-        self._curves: tuple[CurveTable, np.ndarray, np.ndarray] | None = None
-        self._paths: dict[tuple[Uneven, Sharding, Sharding], tuple[int, ...]] = {}
-        self._arcs: dict[tuple[Uneven, tuple[Sharding, ...]], int] = {}
-        self._step_of_arc: list[_Step] = []
-        self._is_first: list[bool] = []
+        self._curves: tuple[CurveTable, np.ndarray] | None = None
+        self._steps_of_chains: np.ndarray | None = None
 
     def table(
         self,
@@ -98,12 +91,16 @@ class ReshardingCosts:
         itemsize: int,
     ) -> ChainTable:
         """For a tensor of that shape, which all shardings must fit."""
-        uneven = uneven_extents(dict.fromkeys((*sources, *targets)), self._mesh, shape)
+        froms, tos = (self._patterns.side(each, shape) for each in (sources, targets))
+        is_uneven = froms.is_uneven.any(axis=0) | tos.is_uneven.any(axis=0)
+        uneven = tuple((is_uneven * np.array(shape, dtype=np.int64)).tolist())
         numbered = self._numbered.setdefault(uneven, _Numbered())
         at = numbered.places(sources, targets)
-        for row, column in np.argwhere(numbered.chain_of[at] == _UNKNOWN).tolist():
-            chain = self._chain(sources[row], targets[column], uneven)
-            numbered.chain_of[at[0][row, 0], at[1][0, column]] = chain
+        rows, columns = np.nonzero(numbered.chain_of[at] == _UNKNOWN)
+        if len(rows):
+            pairs = self._patterns.pairs(froms, tos, shape, rows, columns)
+            chains = np.array([self._chain(pattern.steps) for pattern in pairs.patterns])
+            numbered.chain_of[at[0][rows, 0], at[1][0, columns]] = chains[pairs.pattern]
         chains = numbered.chain_of[at]
         seconds, steps = self._costs(prod(shape) * itemsize)
         chains = np.where(chains == _NONE, len(seconds), chains)
@@ -116,83 +113,82 @@ class ReshardingCosts:
         shape: tuple[int, ...],
         itemsize: int,
     ) -> ArcTable:
-        """For a tensor of that shape, which all shardings must fit."""
-        uneven = uneven_extents(dict.fromkeys((*sources, *targets)), self._mesh, shape)
-        ways = [[self._path(source, target, uneven) for target in targets] for source in sources]
-        longest = max((len(way) for row in ways for way in row), default=0)
-        paths = np.full((len(sources), len(targets), longest), -1, dtype=np.int64)
-        for number, row in enumerate(ways):
-            for other, way in enumerate(row):
-                paths[number, other, : len(way)] = way
-        used = np.unique(paths[paths >= 0])
-        paths = np.where(paths < 0, len(used), np.searchsorted(used, paths))
-        step_of = [self._step_of_arc[arc] for arc in used.tolist()]
-        size_bytes = prod(shape) * itemsize
-        seconds_of = {
-            (kind, axes, share): collective_curve(self._cluster, self._mesh, kind, axes).at(
-                share * size_bytes
-            )
-            for kind, axes, share in dict.fromkeys(step_of)
-        }
-        seconds = np.array([seconds_of[step] for step in step_of])
-        return ArcTable(paths, seconds, np.array(self._is_first, dtype=bool)[used])
+        """For a tensor of that shape, which all shardings must fit; no source stands there
+        twice."""
+        froms, tos = (self._patterns.side(each, shape) for each in (sources, targets))
+        rows, columns = (each.ravel() for each in np.indices((len(sources), len(targets))))
+        pairs = self._patterns.pairs(froms, tos, shape, rows, columns)
+        missing = np.array([pattern.steps is None for pattern in pairs.patterns])[pairs.pattern]
+        paths, steps, is_first = self._numbered_arcs(rows, len(sources), pairs)
+        grid = (len(sources), len(targets))
+        seconds = self._step_seconds(prod(shape) * itemsize)[steps]
+        return ArcTable(
+            paths.reshape(*grid, paths.shape[1]), missing.reshape(grid), seconds, is_first
+        )
 
-    def _path(self, source: Sharding, target: Sharding, uneven: Uneven) -> tuple[int, ...]:
-        """The numbers of the arcs of a chain; none where there is no chain."""
-        key = uneven, source, target
-        if key not in self._paths:
-            arcs: list[int] = []
-            chain: tuple[Sharding, ...] = (source,)
-            of_pair = uneven_extents((source, target), self._mesh, uneven)
-            steps = (
-                path_of_shares(source, target, self._mesh, of_pair)
-                if can_reshard(source, target)
-                else ()
-            )
-            for step, after in steps:
-                chain = (*chain, after)
-                if step is None:
-                    continue
-                if (uneven, chain) not in self._arcs:
-                    self._arcs[uneven, chain] = len(self._step_of_arc)
-                    self._step_of_arc.append(step)
-                    self._is_first.append(not arcs)
-                arcs.append(self._arcs[uneven, chain])
-            self._paths[key] = tuple(arcs)
-        return self._paths[key]
+    def _numbered_arcs(
+        self, rows: np.ndarray, sources: int, pairs: Pairs
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`ArcTable.paths` with a row for each pair, the step that each arc is, and `is_first`.
 
-    def _chain(self, source: Sharding, target: Sharding, uneven: Uneven) -> int:
-        """The number of the chain; equal chains have one."""
-        if not can_reshard(source, target):
+        An arc is known by the one before it, or the source, and the shardings at its ends."""
+        longest = max((len(each.states) for each in pairs.patterns), default=0)
+        width = pairs.order.shape[1] + 1
+        steps = np.full((len(pairs.patterns), longest), -1, dtype=np.int64)
+        states = np.zeros((len(pairs.patterns), longest, 2, width), dtype=np.int64)
+        for place, each in enumerate(pairs.patterns):
+            steps[place, : len(each.states)] = each.steps or ()
+            states[place, : len(each.states)] = each.states
+        paths = np.full((len(rows), longest), -1, dtype=np.int64)
+        # For each arc where `paths` names it first, and the step that it is.
+        found, step_of = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        count, num_first = 0, 0
+        before, bound = rows, sources
+        for k in range(longest):
+            at = np.flatnonzero(steps[pairs.pattern, k] >= 0)
+            pattern = pairs.pattern[at]
+            ends = states[pattern, k]
+            np.put_along_axis(ends, pairs.order[at, None, :], ends[:, :, :-1].copy(), axis=2)
+            codes = ((column, self._patterns.num_codes) for column in ends.reshape(len(at), -1).T)
+            _, first, number = np.unique(
+                row_keys([(before[at], bound), *codes]), return_index=True, return_inverse=True
+            )
+            paths[at, k] = count + number
+            found.append(at[first] * longest + k)
+            step_of.append(steps[pattern[first], k])
+            count += len(first)
+            num_first = num_first or count
+            before, bound = paths[:, k], count
+        order = np.argsort(np.concatenate(found))
+        renumbered = np.append(np.argsort(order), count)
+        return renumbered[paths], np.concatenate(step_of)[order], order < num_first
+
+    def _chain(self, steps: tuple[int, ...] | None) -> int:
+        """The number of a chain; equal chains have one."""
+        if steps is None:
             return _NONE
-        of_pair = uneven_extents((source, target), self._mesh, uneven)
-        steps = shares_of_steps(source, target, self._mesh, of_pair)
-        chain = tuple(self._steps.setdefault(step, len(self._steps)) for step in steps)
-        if chain not in self._chains:
-            self._chains[chain] = len(self._chains)
-            self._curves = None
-        return self._chains[chain]
+        return self._chains.setdefault(steps, len(self._chains))
+
+    def _step_seconds(self, size_bytes: int) -> np.ndarray:
+        """Seconds of every step, and none for one behind all others."""
+        steps = self._patterns.steps
+        if self._curves is None or len(self._curves[1]) < len(steps):
+            curves = [
+                collective_curve(self._cluster, self._mesh, kind, axes) for kind, axes, _ in steps
+            ]
+            self._curves = CurveTable(curves), np.array([share for _, _, share in steps])
+        table, shares = self._curves
+        return np.append(table.at(shares * size_bytes), 0.0)
 
     def _costs(self, size_bytes: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds and number of steps of every chain."""
-        if self._curves is None:
-            curves = CurveTable(
-                [
-                    collective_curve(self._cluster, self._mesh, kind, axes)
-                    for kind, axes, _ in self._steps
-                ]
-            )
-            shares = np.array([share for _, _, share in self._steps])
-            longest = max((len(chain) for chain in self._chains), default=0)
-            # Short chains are filled up with a step behind all others, which takes no time.
-            padded = [
-                [*chain, *[len(self._steps)] * (longest - len(chain))] for chain in self._chains
-            ]
-            self._curves = (
-                curves,
-                shares,
-                np.array(padded, dtype=np.int64).reshape(len(self._chains), longest),
-            )
-        table, shares, chains = self._curves
-        seconds = np.append(table.at(shares * size_bytes), 0.0) if len(shares) else np.zeros(1)
-        return seconds[chains].sum(axis=1), (chains < len(shares)).sum(axis=1)
+        seconds = self._step_seconds(size_bytes)
+        lengths = np.array([len(chain) for chain in self._chains], dtype=np.int64)
+        chains = self._steps_of_chains
+        if chains is None or len(chains) < len(lengths):
+            chains = np.full((len(lengths), lengths.max(initial=0)), -1, dtype=np.int64)
+            for number, chain in enumerate(self._chains):
+                chains[number, : len(chain)] = chain
+            self._steps_of_chains = chains
+        # Short chains are filled up with the step that takes no time.
+        return seconds[chains].sum(axis=1), lengths

@@ -20,10 +20,29 @@ from shardopt.mesh.splits import nests, tile_extent
 Axes = tuple[str, ...]
 Dims = tuple[Axes, ...]
 Move = tuple[str, Axes, Sharding]  # kind, axes, the sharding afterwards
-Sizes = dict[str, int]  # of the axes
 # Of dimensions whose tiles need padding the extent, of all others 0: as if any number divided it.
 Uneven = tuple[int, ...]
 SLICE = "slice"  # taking a part of what the device already has moves nothing
+
+
+class Sizes(dict[str, int]):
+    """Sizes of the axes "0", "1", …; `tiles` says how many tiles some of them make together."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__((f"{number}", size) for number, size in enumerate(sizes))
+        self.tiles = _Tiles(self)
+
+
+class _Tiles(dict[Axes, int]):
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+
+    def __missing__(self, axes: Axes) -> int:
+        count = self[axes] = math.prod(self._sizes[axis] for axis in axes)
+        return count
+
+
+_sizes = cache(Sizes)
 
 
 @cache
@@ -35,16 +54,17 @@ def moves_with_bytes(
 
     Searches for one target from many sources pass through the same states.
     """
-    sizes = {f"{number}": size for number, size in enumerate(axis_sizes)}
+    sizes = _sizes(axis_sizes)
     unit = math.prod(axis_sizes) ** 2  # of bytes: keeps every fraction below an integer
     whole = unit * math.prod(extent or 1 for extent in uneven)
-    target = _local(unit, dst, sizes, uneven)
+    held, target = (_local(unit, each, sizes, uneven) for each in (state, dst))
     moves = []
     for kind, over, after in _possible_moves(state, dst, sizes, uneven):
         # In integers, so that chains of equal cost compare as equal.
-        sent_of = _padded(state, after, sizes, uneven) if kind == ALL_TO_ALL else uneven
-        local = _local(unit, state, sizes, sent_of)
-        wire, full = _wire_and_full(kind, _tiles(over, sizes), local)
+        local = held
+        if kind == ALL_TO_ALL and any(uneven):
+            local = _local(unit, state, sizes, _padded(state, after, sizes, uneven))
+        wire, full = _wire_and_full(kind, sizes.tiles[over], local)
         # Only gathers make what a device holds larger, by as much as they send.
         left = max(0, target - _local(unit, after, sizes, uneven))
         moves.append((wire, left, (kind, over, full / whole, after)))
@@ -71,7 +91,7 @@ def _possible_moves(state: Sharding, dst: Sharding, sizes: Sizes, uneven: Uneven
 
 def _fits_together(kind: str, before: Axes, after: Axes, extent: int, sizes: Sizes) -> bool:
     """Whether a dimension can change so in one step."""
-    counts = sorted((_tiles(before, sizes), _tiles(after, sizes)))
+    counts = sorted((sizes.tiles[before], sizes.tiles[after]))
     if not extent or counts[0] == counts[1]:
         return True
     if kind == REDUCE_SCATTER:  # a device would get a part of another length than the others
@@ -83,9 +103,9 @@ def _local(unit: int, state: Sharding, sizes: Sizes, uneven: Uneven) -> int:
     """What one device holds, when the whole value has `unit` bytes for each element along its
     uneven dimensions."""
     if not any(uneven):
-        return unit // _tiles(state.axes, sizes)
+        return unit // sizes.tiles[state.axes]
     for dim, extent in zip(state.dims, uneven, strict=True):
-        tiles = _tiles(dim, sizes)
+        tiles = sizes.tiles[dim]
         unit = unit * tile_extent(extent, tiles) if extent else unit // tiles
     return unit
 
@@ -94,12 +114,12 @@ def _padded(before: Sharding, after: Sharding, sizes: Sizes, uneven: Uneven) -> 
     """The extents of the uneven dimensions when they are filled up so that the tiles before consist
     of those after."""
     counts = (
-        (_tiles(one, sizes), _tiles(other, sizes))
+        (sizes.tiles[one], sizes.tiles[other])
         for one, other in zip(before.dims, after.dims, strict=True)
     )
     return tuple(
         tile_extent(extent, new) * new if new > old else extent
-        for extent, (old, new) in zip(uneven, counts, strict=bool(uneven))
+        for extent, (old, new) in zip(uneven, counts, strict=True)
     )
 
 
@@ -132,7 +152,7 @@ def _moves(state: Sharding, dst: Sharding, sizes: Sizes) -> Iterator[Move]:
         rest = tuple(axis for axis in state.unreduced if axis not in axes)
         yield ALL_REDUCE, axes, Sharding(state.dims, rest)
         for d, dim in enumerate(state.dims):
-            if _tiles(dst.dims[d], sizes) % _tiles((*dim, *axes), sizes) == 0:
+            if sizes.tiles[dst.dims[d]] % sizes.tiles[*dim, *axes] == 0:
                 yield REDUCE_SCATTER, axes, Sharding(_with(state.dims, {d: (*dim, *axes)}), rest)
 
 
@@ -148,7 +168,7 @@ def _tile_moves(sharding: Sharding, dst: Dims, sizes: Sizes) -> Iterator[tuple[s
         for e, other in enumerate(state):
             for cut in range(len(dim)) if e != d else ():
                 grown = other + dim[cut:]
-                if _tiles(dst[e], sizes) % _tiles(grown, sizes) == 0:
+                if sizes.tiles[dst[e]] % sizes.tiles[grown] == 0:
                     yield ALL_TO_ALL, dim[cut:], _with(state, {d: dim[:cut], e: grown})
     yield from _permutes(state, dst, sharding.unreduced, sizes)
 
@@ -159,7 +179,7 @@ def _free_for(dim: Axes, target: Axes, used: set[str], sizes: Sizes) -> Iterator
     can exchange later."""
     following = target[len(dim)] if len(target) > len(dim) and target[: len(dim)] == dim else None
     for axis in sizes if following is None or following in used else (following,):
-        if axis not in used and _tiles(target, sizes) % _tiles((*dim, axis), sizes) == 0:
+        if axis not in used and sizes.tiles[target] % sizes.tiles[*dim, axis] == 0:
             yield axis
 
 
@@ -213,14 +233,10 @@ def _aligned(state: Dims, dst: Dims, unreduced: Axes, sizes: Sizes) -> Dims:
     return tuple(tuple(axis_at[d, k] for k in range(len(dim))) for d, dim in enumerate(state))
 
 
-def _tiles(axes: Axes, sizes: Sizes) -> int:
-    return math.prod(sizes[axis] for axis in axes)
-
-
 def _same_tiles(dim: tuple[str, ...], target: tuple[str, ...], sizes: Sizes) -> tuple[str, ...]:
     """`target` if it makes as many tiles as `dim`, else `dim` with the leading axes of `target` it
     has in front."""
-    if _tiles(dim, sizes) == _tiles(target, sizes):
+    if sizes.tiles[dim] == sizes.tiles[target]:
         return target
     front = next((target[:n] for n in range(len(target), 0, -1) if set(target[:n]) <= set(dim)), ())
     return (*front, *(axis for axis in dim if axis not in front))

@@ -16,7 +16,6 @@ import numpy as np
 
 from shardopt.cost.compute import memory_seconds
 from shardopt.cost.host_link import host_seconds
-from shardopt.cost.resharding_chain import can_reshard
 from shardopt.cost.resharding_costs import ArcTable, ReshardingCosts
 from shardopt.graph.op_graph import Op, Tensor
 from shardopt.hardware.cluster import Cluster
@@ -218,10 +217,9 @@ class StrategyTables:
         paths, seconds = table.paths, table.seconds
         if fused and len(seconds):
             paths, seconds = self._with_memory(tensor, tuple(froms), tuple(tos), table)
-        missing = np.array([[not can_reshard(s, t) for t in tos] for s in froms])
         # Equal columns have one object each, by which who looks at the arcs sees that they are.
         places = {id(each): np.array([tos[target] for target in each.distinct]) for each in readers}
-        ways = {of: (paths[:, place], missing[:, place]) for of, place in places.items()}
+        ways = {of: (paths[:, place], table.missing[:, place]) for of, place in places.items()}
         rows = {
             id(each): np.array([froms[source] for source in each.distinct])[each.index]
             for each in sources

@@ -1,0 +1,159 @@
+"""Chains of collectives of many pairs of shardings at once.
+
+A chain does not depend on the order of the dimensions, so of a hundred thousand pairs a few
+thousand differ. numpy tells which: the axes that split a dimension, in their order, are a number,
+and a pair is a row of numbers, which is sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from shardopt.cost.resharding_chain import can_reshard, path_of_shares
+from shardopt.cost.resharding_moves import Axes, Uneven
+from shardopt.mesh.mesh import Mesh, Sharding
+
+Step = tuple[str, Axes, float]  # kind, axes, bytes as a share of those of the tensor
+_MAX_KEY = 1 << 62
+
+
+class Pattern(NamedTuple):
+    """A chain without slices, of pairs of rank R: the numbers of its steps, and the shardings
+    before and after each, int64 `[steps, 2, R + 1]`: codes of the dimensions in the order of the
+    pattern, and of what is unreduced. No `steps` where there is no chain."""
+
+    steps: tuple[int, ...] | None
+    states: np.ndarray
+
+
+class Pairs(NamedTuple):
+    """P pairs of shardings of rank R: which of the `patterns` each has, int64 `[P]`, and which of
+    its dimensions stands in each place of the pattern, int64 `[P, R]`."""
+
+    patterns: tuple[Pattern, ...]
+    pattern: np.ndarray
+    order: np.ndarray
+
+
+class Side(NamedTuple):
+    """Shardings at one end of pairs of them, of a tensor of rank R: `codes` int64 `[n, R + 1]`, one
+    for the axes of each dimension and one for those of the sum; and where tiles are padded, bool
+    `[n, R]`."""
+
+    shardings: Sequence[Sharding]
+    codes: np.ndarray
+    is_uneven: np.ndarray
+
+
+class ReshardingPatterns:
+    """The patterns of one mesh that were asked for so far."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._codes: dict[Axes, int] = {(): 0}
+        self._tiles: list[int] = [1]  # by code
+        self._patterns: dict[bytes, Pattern] = {}
+        self.steps: dict[Step, int] = {}  # all of them, numbered
+
+    @property
+    def num_codes(self) -> int:
+        return len(self._codes)
+
+    def side(self, shardings: Sequence[Sharding], shape: tuple[int, ...]) -> Side:
+        """The shardings of a tensor of that shape."""
+        codes = self._coded(shardings)
+        tiles = np.array(self._tiles)[codes[:, :-1]]
+        return Side(shardings, codes, np.array(shape, dtype=np.int64) % tiles != 0)
+
+    def pairs(
+        self,
+        sources: Side,
+        targets: Side,
+        shape: tuple[int, ...],
+        rows: np.ndarray,
+        columns: np.ndarray,
+    ) -> Pairs:
+        """Of source `rows[p]` with target `columns[p]` for each p."""
+        before, after = sources.codes[rows], targets.codes[columns]
+        is_uneven = sources.is_uneven[rows] | targets.is_uneven[columns]
+        uneven = is_uneven * np.array(shape, dtype=np.int64)
+        # Numbers that order dimensions by their extents and codes, whatever the table.
+        extents = np.unique((0, *shape))
+        count = self.num_codes
+        dims = (np.searchsorted(extents, uneven) * count + before[:, :-1]) * count + after[:, :-1]
+        order = np.argsort(dims, axis=1)
+        dims = np.take_along_axis(dims, order, axis=1)
+        _, first, pattern = np.unique(
+            row_keys(
+                [
+                    *((column, len(extents) * count**2) for column in dims.T),
+                    (before[:, -1], count),
+                    (after[:, -1], count),
+                ]
+            ),
+            return_index=True,
+            return_inverse=True,
+        )
+        place = order[first]
+        keys = np.hstack(
+            [
+                np.take_along_axis(uneven[first], place, axis=1),
+                *(_placed(each[first], place) for each in (before, after)),
+            ]
+        )
+        patterns = []
+        for pair, key in zip(first.tolist(), map(np.ndarray.tobytes, keys), strict=True):
+            if key not in self._patterns:
+                self._patterns[key] = self._pattern(
+                    sources.shardings[rows[pair]],
+                    targets.shardings[columns[pair]],
+                    tuple(uneven[pair].tolist()),
+                    order[pair],
+                )
+            patterns.append(self._patterns[key])
+        return Pairs(tuple(patterns), pattern, order)
+
+    def _coded(self, shardings: Sequence[Sharding]) -> np.ndarray:
+        codes = self._codes
+        rows = [[*sharding.dims, sharding.unreduced] for sharding in shardings]
+        for axes in dict.fromkeys(axes for row in rows for axes in row):
+            if axes not in codes:
+                codes[axes] = len(codes)
+                self._tiles.append(prod(map(self._mesh.axis_size, axes)))
+        return np.array([[codes[axes] for axes in row] for row in rows], dtype=np.int64)
+
+    def _pattern(
+        self, source: Sharding, target: Sharding, uneven: Uneven, order: np.ndarray
+    ) -> Pattern:
+        if not can_reshard(source, target):
+            return Pattern(None, np.zeros((0, 2, source.rank + 1), dtype=np.int64))
+        path = path_of_shares(source, target, self._mesh, uneven if any(uneven) else ())
+        codes = _placed(self._coded([source, *(after for _, after in path)]), order)
+        steps = [(k, step) for k, (step, _) in enumerate(path) if step is not None]
+        before = np.array([k for k, _ in steps], dtype=np.int64)
+        return Pattern(
+            tuple([self.steps.setdefault(step, len(self.steps)) for _, step in steps]),
+            codes[before[:, None] + np.arange(2)],
+        )
+
+
+def row_keys(columns: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
+    """An integer for each row of a table that equal rows have in common: int64 `[rows]`. Columns
+    are given with a bound of their entries, which are not negative."""
+    keys, bound = np.zeros(len(columns[0][0]), dtype=np.int64), 1
+    for column, limit in columns:
+        if bound * limit > _MAX_KEY:
+            distinct, keys = np.unique(keys, return_inverse=True)
+            bound = len(distinct)
+        keys = keys * limit + column
+        bound *= limit
+    return keys
+
+
+def _placed(codes: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Codes of shardings with their dimensions in another order."""
+    order = np.broadcast_to(order, codes[:, :-1].shape)
+    return np.hstack([np.take_along_axis(codes, order, axis=1), codes[:, -1:]])
