@@ -18,7 +18,6 @@ from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.ir.jax_versions import result_handler
 from shardopt.runtime.devices.xla import DeviceArray, Executable, keep_barriers
 
-
 # Shapes, of rank 1 at least, and MLIR element types.
 Results = Sequence[tuple[tuple[int, ...], str]]
 
