@@ -69,14 +69,14 @@ def restrict(problem: Problem, mask: Mask) -> Restricted:
     """The problem with what the mask allows. A node of which it leaves nothing that is possible
     keeps all."""
     rows: dict[tuple[int, int], np.ndarray] = {}
+    equal: dict[tuple[int, bytes], np.ndarray] = {}
 
     def kept_of(cost: np.ndarray, allowed: np.ndarray) -> np.ndarray:
         key = id(cost), id(allowed)
         if key not in rows:  # equal nodes share their arrays, and so do the parts of them
             possible = allowed & (cost < np.inf)
-            rows[key] = np.flatnonzero(
-                possible if possible.any() else np.ones(len(cost), dtype=bool)
-            )
+            kept = np.flatnonzero(possible if possible.any() else np.ones(len(cost), dtype=bool))
+            rows[key] = equal.setdefault((len(cost), kept.tobytes()), kept)
         return rows[key]
 
     kept = tuple(map(kept_of, problem.costs, mask.allowed))
@@ -85,7 +85,8 @@ def restrict(problem: Problem, mask: Mask) -> Restricted:
     def part(table: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
         key = id(table), id(u), id(v)
         if key not in tables:
-            tables[key] = table[np.ix_(u, v)]
+            whole = table.shape == (len(u), len(v))
+            tables[key] = table if whole else table[np.ix_(u, v)]
         return tables[key]
 
     edges = tuple(Edge(e.u, e.v, part(e.cost, kept[e.u], kept[e.v])) for e in problem.edges)
@@ -97,6 +98,15 @@ def restrict(problem: Problem, mask: Mask) -> Restricted:
             for segments, some in zip(problem.usages, kept, strict=True)
         )
     return Restricted(Problem(costs, edges, usages, problem.memory_limit, problem.num_times), kept)
+
+
+def without_forbidden(problem: Problem) -> Restricted:
+    """The problem without the strategies whose costs forbid them."""
+    every: dict[int, np.ndarray] = {}
+    allowed = (
+        every.setdefault(len(cost), np.ones(len(cost), dtype=bool)) for cost in problem.costs
+    )
+    return restrict(problem, Mask("possible", tuple(allowed)))
 
 
 def solve_in_steps(

@@ -34,6 +34,7 @@ from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import Problem, Solution
 from shardopt.solve.assignment.search.restriction import solve_in_steps
+from shardopt.solve.assignment.sharing.possible import possible_sharing
 from shardopt.solve.assignment.sharing.price_splitting import solve_shared
 from shardopt.solve.assignment.sharing.shared_edges import SharedEdges, Sharing
 from shardopt.solve.sharding.intra_op.builder import ProblemBuilder, SharedReads
@@ -340,13 +341,17 @@ class IntraOpProblem:
         if start is None:
             # The first strategy and the first sharding of each are whole.
             start = (0,) * self.problem.num_nodes
-        masks = simpler_masks(self.tables.mesh, self._shardings_of_nodes)
+        possible = possible_sharing(self.sharing)
+        masks = possible.masks(simpler_masks(self.tables.mesh, self._shardings_of_nodes))
         store = self.tables.strategies.store
 
         def run(problem: Problem, start: Sequence[int] | None, limits: SearchLimits) -> Solution:
             return solve_in_steps(problem, masks, limits, start=start, store=store)
 
-        return solve_shared(self.sharing, run, limits, start)
+        begin = possible.restricted.project(start)
+        solution = solve_shared(possible.sharing, run, limits, begin)
+        choice = solution.choice and possible.restricted.spread(solution.choice)
+        return replace(solution, choice=choice)
 
     @property
     def _shardings_of_nodes(self) -> list[NodeColumns]:
