@@ -17,6 +17,8 @@ import numpy as np
 Status = Literal["optimal", "feasible", "infeasible", "timeout"]
 Statistic = int | float | str
 
+_SMALL = 1 << 14  # entries of arrays that are checked together
+
 
 @dataclass(frozen=True, eq=False)
 class Edge:
@@ -211,15 +213,17 @@ def _peak_bytes(problem: Problem, choice: Sequence[int]) -> int:
 
 
 def _first_bad(arrays: Iterable[np.ndarray]) -> int | None:
-    """Index of the first array with NaN or -inf. Shared arrays are looked at once, and all in one
-    pass, as a check of each would take longer."""
+    """Index of the first array with NaN or -inf. Shared arrays are looked at once, and small ones
+    in one pass, as a check of each would take longer."""
     arrays = list(arrays)
     distinct = {id(array): array for array in arrays}.values()
-    if not arrays or not _is_bad(np.concatenate([array.ravel() for array in distinct])):
+    small = [array.ravel() for array in distinct if array.size <= _SMALL]
+    large = [array for array in distinct if array.size > _SMALL]
+    if not any(map(_is_bad, [np.concatenate(small), *large] if small else large)):
         return None
     return next(index for index, array in enumerate(arrays) if _is_bad(array))
 
 
 def _is_bad(array: np.ndarray) -> bool:
-    # NaN fails the comparison as well, so one test finds both.
-    return not bool(np.all(array > -inf))
+    # The least entry is NaN where any is, and NaN fails the comparison as well.
+    return bool(array.size) and not array.min() > -inf

@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from shardopt.solve.assignment.distinct_rows import distinct_rows
+
 _T = TypeVar("_T")
 
 # Small tables are always interned. Larger ones (of meshes with three axes, say) are as long as what
@@ -181,28 +183,20 @@ def _analyse(table: np.ndarray) -> Analysis:
 
 
 def _core(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    first, row = _distinct_rows(table)
+    first, row = distinct_rows(table)
     core = table[first]
-    return core[:, _distinct_rows(core.T)[0]], row
-
-
-def _distinct_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first of each group of equal rows, in order, and the group of each row."""
-    data, first = table.tobytes(), dict[bytes, int]()
-    width = table.shape[1] * table.itemsize
-    lines = [data[start : start + width] for start in range(0, len(data), width)]
-    for number, line in enumerate(lines):
-        first.setdefault(line, number)
-    group = {line: number for number, line in enumerate(first)}
-    return np.array(list(first.values())), np.array([group[line] for line in lines])
+    return core[:, distinct_rows(core.T)[0]], row
 
 
 def _regret(table: np.ndarray) -> np.ndarray:
     """max over t of table[s2, t] - table[s, t], where t counts only if (s, t) is allowed; +inf if
     (s2, t) is not."""
     possible = table < np.inf
-    allowed = np.where(possible, table, 0.0)
+    taken = np.where(possible, table, -np.inf)
     if table.size * len(table) <= _MAX_AT_ONCE:
-        return np.where(possible, table[:, None, :] - allowed, -np.inf).max(axis=2)
-    most = [np.where(possible, row - allowed, -np.inf).max(axis=1) for row in table]
-    return np.array(most)
+        most = (taken[:, None, :] - table).max(axis=2)
+    else:
+        most = np.array([(row - table).max(axis=1) for row in taken])
+    for row in np.flatnonzero(~possible.all(axis=1)).tolist():
+        most[row, possible[:, ~possible[row]].any(axis=1)] = np.inf
+    return most
