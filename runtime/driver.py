@@ -83,7 +83,7 @@ def start_run(program: Program, options: RunOptions) -> Run:
         # The GPUs of a cluster of Ray are known when the backend has connected to it.
         platform=options.platform
         if (options.backend, options.platform) == ("ray", "auto")
-        else chosen_platform(options.platform, num_devices(program)),
+        else chosen_platform(options.platform, num_devices(program), share=options.share_gpus),
         share_gpus=options.share_gpus,
         direct=options.transport == "nccl",
         devices_beside=_devices_beside(program, options),
@@ -138,7 +138,7 @@ def _check_options(options: RunOptions) -> None:
         )
     if transport == "nccl" and platform != "gpu":
         raise UserError(f"transport 'nccl' needs platform 'gpu', found '{platform}'")
-    if options.share_gpus and (platform != "gpu" or transport == "nccl" or backend != "local"):
+    if options.share_gpus and (platform == "cpu" or transport == "nccl" or backend != "local"):
         raise UserError(
             "GPUs are shared by meshes of one process: expected backend 'local', platform 'gpu', "
             "no NCCL"

@@ -21,17 +21,25 @@ PLATFORMS = ("auto", "cpu", "gpu")
 
 
 def chosen_platform(
-    platform: PlatformName, devices: int, gpus: int | None = None, where: str = "this machine"
+    platform: PlatformName,
+    devices: int,
+    gpus: int | None = None,
+    where: str = "this machine",
+    *,
+    share: bool = False,
 ) -> PlatformName:
     """What "auto" stands for: GPUs if there are as many as the program has devices, of `gpus`
-    `where` the workers will be, by default those that the driver shows here. GPUs that are not used
-    are told, by a warning. Raises UserError for a name that is none."""
+    `where` the workers will be, by default those that the driver shows here; and wherever meshes
+    are to share them. GPUs that are not used are told, by a warning. Raises UserError for a name
+    that is none."""
     if platform not in PLATFORMS:
         raise UserError(
             f"unknown platform '{platform}': known platforms are {', '.join(PLATFORMS)}"
         )
     if platform != "auto":
         return platform
+    if share:
+        return "gpu"
     has_plugin = gpus is not None or gpu_kind() is not None
     gpus = num_gpus() if gpus is None else gpus
     if gpus >= devices and has_plugin:

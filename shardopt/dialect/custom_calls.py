@@ -20,6 +20,7 @@ from jaxlib.mlir import ir
 
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
 from shardopt.ir.rewriting import operations
+from shardopt.support.errors import UserError
 
 # XLA's own, on every platform: marks for its partitioners and for placement, operations without a
 # form in StableHLO, and what JAX's stable exports have.
@@ -135,3 +136,11 @@ def check_custom_calls(module: ir.Module, allowed: str) -> None:
 def names_of(text: str) -> tuple[str, ...]:
     """The names of a list with commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def with_kernels(allowed: object) -> str:
+    """A list with commas, and the names of kernels beside it: for a function of this process, whose
+    code runs here anyway. Raises UserError for what is no text."""
+    if not isinstance(allowed, str):
+        raise UserError(f"expected custom_calls to be a text, found {allowed!r}")
+    return ",".join(sorted({*names_of(allowed), *_KERNELS}))

@@ -12,8 +12,8 @@ from jax.tree_util import KeyPath, keystr, tree_flatten_with_path
 from shardopt.frontend.calls.callbacks import callback_line
 from shardopt.support.errors import UserError
 
-# How messages of `jax.export` about programs that it does not take begin.
-_NOT_EXPORTED = ("serialization of host_callbacks", "Cannot serialize code with custom calls")
+# How the message of `jax.export` about programs that it does not take begins.
+_NOT_EXPORTED = "serialization of host_callbacks"
 
 # A tree (args, kwargs), flat: the paths of its leaves with these.
 Leaves = list[tuple[KeyPath, Any]]
@@ -56,11 +56,15 @@ def types_of(
 def export_call(
     function: str, jitted: Any, platform: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> export.Exported:
-    """The module of a jitted function for arguments of these types. Raises UserError, in the name
-    of `function`, for what has no form as a module: callbacks to Python, and kernels that jax
-    serializes for no one. What the user's function raises itself goes through."""
+    """The module of a jitted function for arguments of these types, with custom calls that only
+    this version of jaxlib knows, such as kernels of Pallas and cuDNN's attention: this version
+    plans and runs it. Raises UserError, in the name of `function`, for callbacks to Python. What
+    the user's function raises itself goes through."""
+    unchecked = [export.DisabledSafetyCheck.custom_call("ALL")]
     try:
-        return export.export(jitted, platforms=(platform,))(*args, **kwargs)
+        return export.export(jitted, platforms=(platform,), disabled_checks=unchecked)(
+            *args, **kwargs
+        )
     except (NotImplementedError, ValueError) as error:
         if not str(error).startswith(_NOT_EXPORTED):
             raise

@@ -21,6 +21,7 @@ import jax
 from jax import export
 from jax.sharding import AxisType, NamedSharding
 
+from shardopt.dialect.custom_calls import with_kernels
 from shardopt.frontend.calls.arguments import options_of
 from shardopt.frontend.calls.call_signature import export_call, types_of
 from shardopt.frontend.calls.device_cluster import cluster_text, export_platform, logical_mesh
@@ -155,6 +156,7 @@ def shardings(
     exported = export_call("shardings", jitted, platform, args, kwargs)
     check_exported(exported)
     described = cluster_text(list(mesh.devices.flat)) if cluster is None else cluster
+    options = {**options, "custom_calls": with_kernels(options.get("custom_calls", ""))}
     options_text = phase_text(options_of("shard", described, options, exported), INTRA)
     whole = automatic_mesh(tuple(mesh.shape.values()), mesh.axis_names)
     with errors_for_python():

@@ -19,6 +19,7 @@ from typing import ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import jax
 
+from shardopt.dialect.custom_calls import with_kernels
 from shardopt.frontend.calls.arguments import check_names, path_text
 from shardopt.frontend.calls.static_arguments import (
     Names,
@@ -192,6 +193,7 @@ def parallelize(
         name: value for name, value in options.items() if name not in (*_OF_RUN, "restarts")
     }
     planning["cluster"] = path_text("cluster", cluster)
+    planning["custom_calls"] = with_kernels(options.get("custom_calls", ""))
     donated = argument_numbers("donate_argnums", donate_argnums)
     donated_names = argument_names("donate_argnames", donate_argnames)
     batch = batch_dimensions(batch_argnums)

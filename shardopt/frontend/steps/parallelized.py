@@ -156,7 +156,7 @@ class Parallelized(Generic[P, R]):
         options = self._run_options
         if options.backend == "ray":
             return chosen_platform(options.platform, devices, *connected_gpus())
-        return chosen_platform(options.platform, devices)
+        return chosen_platform(options.platform, devices, share=options.share_gpus)
 
     @property
     def export_platform(self) -> str:

@@ -53,6 +53,12 @@ def test_auto_counts_gpus_and_opens_none(machine: Any) -> None:
     assert chosen_platform("cpu", 4) == "cpu"
 
 
+def test_auto_is_the_gpus_that_meshes_share(machine: Any) -> None:
+    machine(1)
+    assert chosen_platform("auto", 4, share=True) == "gpu"
+    assert chosen_platform("cpu", 4, share=True) == "cpu"
+
+
 @pytest.mark.parametrize(
     ("count", "plugin", "words"),
     [
