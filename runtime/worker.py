@@ -120,6 +120,13 @@ class Worker:
         )
         self._state = WorkerState(self._context)
         self._outputs: dict[int, DeviceArray] = {}
+        # Of results: the others are what the next step needs.
+        self._passing = tuple(
+            buffer
+            for kept in [program.kept_buffers]
+            for _, buffer in program.results
+            if buffer not in kept
+        )
         self._num_begun = 0  # steps
         self._live_bytes = LiveBytesObserver(self._context) if options.track_bytes else None
         self._recorder = self._context.recorder = Recorder(self._context) if options.trace else None
@@ -307,9 +314,8 @@ class Worker:
             self._outputs[number] = buffers[buffer]
         # Read before results are cleared, as one of them may be state, too.
         state = [(target, buffers[buffer]) for buffer, target in self.program.feedback]
-        for _, buffer in self.program.results:
-            if buffer not in self.program.kept_buffers:
-                buffers[buffer] = None
+        for buffer in self._passing:
+            buffers[buffer] = None
         for target, array in state:
             buffers[target] = array
         self._context.step += 1
