@@ -78,8 +78,10 @@ def _possible_moves(state: Sharding, dst: Sharding, sizes: Sizes, uneven: Uneven
         yield from _moves(state, dst, sizes)
         return
     for kind, axes, after in _moves(state, dst, sizes):
-        pairs = zip(state.dims, after.dims, uneven, strict=True)
-        if all(_fits_together(kind, *pair, sizes) for pair in pairs):
+        if all(
+            not extent or before == now or _fits_together(kind, before, now, extent, sizes)
+            for before, now, extent in zip(state.dims, after.dims, uneven, strict=True)
+        ):
             yield kind, axes, after
     used = {*state.axes, *state.unreduced}
     for d, (dim, target, extent) in enumerate(zip(state.dims, dst.dims, uneven, strict=True)):
@@ -90,9 +92,9 @@ def _possible_moves(state: Sharding, dst: Sharding, sizes: Sizes, uneven: Uneven
 
 
 def _fits_together(kind: str, before: Axes, after: Axes, extent: int, sizes: Sizes) -> bool:
-    """Whether a dimension can change so in one step."""
+    """Whether a dimension of an uneven extent can change so in one step."""
     counts = sorted((sizes.tiles[before], sizes.tiles[after]))
-    if not extent or counts[0] == counts[1]:
+    if counts[0] == counts[1]:
         return True
     if kind == REDUCE_SCATTER:  # a device would get a part of another length than the others
         return extent % counts[1] == 0
@@ -188,6 +190,8 @@ def _permutes(
 ) -> Iterator[tuple[str, Axes, Dims]]:
     """Shardings with the tile counts of `state`: other axes of the same sizes in the same places,
     and those that are closer to `dst`, all dimensions at once and one by one."""
+    if all(dim == target[: len(dim)] for dim, target in zip(state, dst, strict=True)):
+        return  # all that is there is in its place
     after = _aligned(state, dst, unreduced, sizes)
     if after != state:
         pairs = zip(itertools.chain(*state), itertools.chain(*after), strict=True)

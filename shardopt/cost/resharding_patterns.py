@@ -64,7 +64,10 @@ class ReshardingPatterns:
 
     def side(self, shardings: Sequence[Sharding], shape: tuple[int, ...]) -> Side:
         """The shardings of a tensor of that shape."""
-        codes = self._coded(shardings)
+        code = self._code
+        codes = np.array(
+            [[*map(code, each.dims), code(each.unreduced)] for each in shardings], dtype=np.int64
+        )
         tiles = np.array(self._tiles)[codes[:, :-1]]
         return Side(shardings, codes, np.array(shape, dtype=np.int64) % tiles != 0)
 
@@ -100,8 +103,12 @@ class ReshardingPatterns:
         place = order[first]
         keys = np.hstack(
             [
-                np.take_along_axis(uneven[first], place, axis=1),
-                *(_placed(each[first], place) for each in (before, after)),
+                *(
+                    np.take_along_axis(each[first], place, axis=1)
+                    for each in (uneven, before[:, :-1], after[:, :-1])
+                ),
+                before[first, -1:],
+                after[first, -1:],
             ]
         )
         patterns = []
@@ -116,14 +123,12 @@ class ReshardingPatterns:
             patterns.append(self._patterns[key])
         return Pairs(tuple(patterns), pattern, order)
 
-    def _coded(self, shardings: Sequence[Sharding]) -> np.ndarray:
-        codes = self._codes
-        rows = [[*sharding.dims, sharding.unreduced] for sharding in shardings]
-        for axes in dict.fromkeys(axes for row in rows for axes in row):
-            if axes not in codes:
-                codes[axes] = len(codes)
-                self._tiles.append(prod(map(self._mesh.axis_size, axes)))
-        return np.array([[codes[axes] for axes in row] for row in rows], dtype=np.int64)
+    def _code(self, axes: Axes) -> int:
+        code = self._codes.get(axes)
+        if code is None:
+            code = self._codes[axes] = len(self._codes)
+            self._tiles.append(prod(map(self._mesh.axis_size, axes)))
+        return code
 
     def _pattern(
         self, source: Sharding, target: Sharding, uneven: Uneven, order: np.ndarray
@@ -131,12 +136,18 @@ class ReshardingPatterns:
         if not can_reshard(source, target):
             return Pattern(None, np.zeros((0, 2, source.rank + 1), dtype=np.int64))
         path = path_of_shares(source, target, self._mesh, uneven if any(uneven) else ())
-        codes = _placed(self._coded([source, *(after for _, after in path)]), order)
+        places = order.tolist()
+        states = [source, *(after for _, after in path)]
+        codes = [
+            [*(self._code(state.dims[dim]) for dim in places), self._code(state.unreduced)]
+            for state in states
+        ]
         steps = [(k, step) for k, (step, _) in enumerate(path) if step is not None]
-        before = np.array([k for k, _ in steps], dtype=np.int64)
         return Pattern(
             tuple([self.steps.setdefault(step, len(self.steps)) for _, step in steps]),
-            codes[before[:, None] + np.arange(2)],
+            np.array([codes[k : k + 2] for k, _ in steps], dtype=np.int64).reshape(
+                len(steps), 2, source.rank + 1
+            ),
         )
 
 
@@ -151,9 +162,3 @@ def row_keys(columns: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
         keys = keys * limit + column
         bound *= limit
     return keys
-
-
-def _placed(codes: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Codes of shardings with their dimensions in another order."""
-    order = np.broadcast_to(order, codes[:, :-1].shape)
-    return np.hstack([np.take_along_axis(codes, order, axis=1), codes[:, -1:]])

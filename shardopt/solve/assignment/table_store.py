@@ -123,7 +123,16 @@ class TableStore:
 
     def _core(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The distinct rows and columns, and the distinct row that each row is."""
-        return self._remember("core", (table,), lambda: _core(table))
+        return self._remember("core", (table,), lambda: self._cut(table))
+
+    def _cut(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # The neighbour asks for the same with the table turned.
+        rows, row = self._rows(table)
+        columns, _ = self._rows(self.transpose(table))
+        return table.take(columns, axis=1).take(rows, axis=0), row
+
+    def _rows(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self._remember("rows", (table,), lambda: distinct_rows(table))
 
     def _regret(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         core, row = self._core(table)
@@ -180,12 +189,6 @@ def _analyse(table: np.ndarray) -> Analysis:
         column_of_row=finite.argmax(axis=1) if in_row.max() == 1 else None,
         row_of_column=finite.argmax(axis=0) if in_column.max() == 1 else None,
     )
-
-
-def _core(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    first, row = distinct_rows(table)
-    core = table[first]
-    return core[:, distinct_rows(core.T)[0]], row
 
 
 def _regret(table: np.ndarray) -> np.ndarray:

@@ -304,7 +304,7 @@ def _dominators(graph: FactorGraph, node: int) -> np.ndarray:
     extra = cost[:, None] - cost[None, :]
     for table in graph.tables[node].values():
         most, row = graph.store.regret(table)
-        extra = extra + most[row[:, None], row]
+        extra += most.take(row, axis=1).take(row, axis=0)
     better = extra <= 0
     np.fill_diagonal(better, False)
     if graph.memory is not None:

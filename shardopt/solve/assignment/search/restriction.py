@@ -86,7 +86,7 @@ def restrict(problem: Problem, mask: Mask) -> Restricted:
         key = id(table), id(u), id(v)
         if key not in tables:
             whole = table.shape == (len(u), len(v))
-            tables[key] = table if whole else table[np.ix_(u, v)]
+            tables[key] = table if whole else table.take(v, axis=1).take(u, axis=0)
         return tables[key]
 
     edges = tuple(Edge(e.u, e.v, part(e.cost, kept[e.u], kept[e.v])) for e in problem.edges)
@@ -103,10 +103,13 @@ def restrict(problem: Problem, mask: Mask) -> Restricted:
 def without_forbidden(problem: Problem) -> Restricted:
     """The problem without the strategies whose costs forbid them."""
     every: dict[int, np.ndarray] = {}
-    allowed = (
-        every.setdefault(len(cost), np.ones(len(cost), dtype=bool)) for cost in problem.costs
-    )
-    return restrict(problem, Mask("possible", tuple(allowed)))
+    for cost in problem.costs:
+        every.setdefault(len(cost), np.ones(len(cost), dtype=bool))
+    distinct = {id(cost): cost for cost in problem.costs}.values()
+    if all((cost < np.inf).all() for cost in distinct):
+        numbers = {size: np.arange(size) for size in every}
+        return Restricted(problem, tuple(numbers[len(cost)] for cost in problem.costs))
+    return restrict(problem, Mask("possible", tuple(every[len(cost)] for cost in problem.costs)))
 
 
 def solve_in_steps(

@@ -39,6 +39,8 @@ class PossibleSharing:
 def possible_sharing(sharing: Sharing) -> PossibleSharing:
     """The same problem with the strategies alone that have finite costs, unless a node has none."""
     restricted = without_forbidden(sharing.problem)
+    if restricted.problem is sharing.problem:
+        return PossibleSharing(sharing, restricted)
     kept = restricted.kept
     known: dict[tuple[int, ...], Arcs] = {}
     groups = []

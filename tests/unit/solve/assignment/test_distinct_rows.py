@@ -49,7 +49,7 @@ def test_the_regret_of_a_row_is_the_most_that_it_adds(seed: int, rows: int) -> N
     for new in range(0, rows, 1 + rows // 12):
         for old in range(0, rows, 1 + rows // 12):
             possible = table[old] < np.inf
-            expected = (table[new] - table[old])[possible].max(initial=-np.inf)
+            expected = (table[new, possible] - table[old, possible]).max(initial=-np.inf)
             assert most[row[new], row[old]] == expected
 
 
