@@ -142,6 +142,12 @@ def memory_seconds(device: Device, bytes_accessed: float, dtype: str = "f32") ->
     )
 
 
+def copy_seconds(device: Device, bytes_moved: float, kernels: int, dtype: str) -> float:
+    """Seconds of so many kernels that read and write so many bytes, and compute nothing."""
+    least = device.kernels.least_seconds if device.kernels else 0.0
+    return kernels * least + memory_seconds(device, bytes_moved, dtype)
+
+
 def _arithmetic_seconds(
     kernels: KernelRates,
     device: Device,

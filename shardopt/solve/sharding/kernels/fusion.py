@@ -16,6 +16,7 @@ from shardopt.graph.op_bytes import touched
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.hardware.cluster import UNFUSED, Fusing
 from shardopt.solve.sharding.kernels.attention import FusedAttention, find_attention
+from shardopt.solve.sharding.kernels.memory_orders import NO_REWRITES, Rewrites
 
 # Not computed twice: fused only where there is one reader.
 _EXPENSIVE = frozenset({
@@ -45,13 +46,15 @@ class Fusion:
     `kernel[i]` is the operation that ends the kernel of operation i, of several if kernels are
     merged (`shardopt.solve.sharding.kernels.merged_kernels`), and itself else; empty stands for the
     latter. `attention` are places whose kernels are of attention
-    (`shardopt.solve.sharding.kernels.attention`)."""
+    (`shardopt.solve.sharding.kernels.attention`). `rewrites` are values that lie in memory in
+    several orders of their dimensions."""
 
     fused: frozenset[int]
     readers: tuple[tuple[int, ...], ...]
     kernel: tuple[int, ...] = ()
     attention: tuple[FusedAttention, ...] = ()
     fusing: Fusing = UNFUSED
+    rewrites: Rewrites = NO_REWRITES
 
     def awaited(self, graph: OpGraph) -> dict[int, list[int]]:
         """For each kernel the values for which its operations wait at a barrier."""

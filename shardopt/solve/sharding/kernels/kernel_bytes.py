@@ -22,15 +22,19 @@ from shardopt.solve.sharding.kernels.fusion import Fusion
 @dataclass(frozen=True)
 class Accesses:
     """`counts` are, for each tensor of an operation, operands first, in how many kernels the
-    operation touches its memory. `attention` are the kernels of attention that compute it."""
+    operation touches its memory. `attention` are the kernels of attention that compute it. `copies`
+    are, for each operand, how many kernels write it in another order of its dimensions, which the
+    operation then reads; empty stands for none."""
 
     counts: tuple[int, ...]
     attention: tuple[AttentionUse, ...] = ()
+    copies: tuple[int, ...] = ()
 
 
 def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
     """For each operation."""
     fused, number = fusion.fused, fusion.kernel or range(len(graph.ops))
+    rewrites = fusion.rewrites
     producers = graph.producers()
     seen: list[set[int]] = [set() for _ in graph.tensors]
     uses: dict[int, tuple[AttentionUse, ...]] = {}
@@ -52,8 +56,12 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
             fresh = set() if operand in fused else kernels - producing - seen[operand]
             seen[operand] |= fresh
             reads.append(len(fresh))
-        counts = (*reads, *(int(result not in fused) for result in op.results))
-        accesses.append(Accesses(counts, uses.get(index, ())))
+        written = (
+            int(result not in fused) * (1 + rewrites.more_writes.get(result, 0))
+            for result in op.results
+        )
+        copies = rewrites.copies.get(index, ())
+        accesses.append(Accesses((*reads, *written), uses.get(index, ()), copies))
     return tuple(accesses)
 
 
@@ -64,6 +72,11 @@ def accessed_bytes(
     often it touches each."""
     rows = touched(name, num_operands, len(sizes) - num_operands)
     return sum(sizes[k] * share * n for (k, share), n in zip(rows, accesses.counts, strict=True))
+
+
+def copied_bytes(sizes: Sequence[float], accesses: Accesses) -> float:
+    """Bytes that copies of operands read and write, given those of the operands."""
+    return sum(2 * size * n for size, n in zip(sizes, accesses.copies, strict=False))
 
 
 def kernels_of(name: str, num_operands: int, num_results: int, accesses: Accesses | None) -> int:

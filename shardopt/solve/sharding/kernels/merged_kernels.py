@@ -23,9 +23,10 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.graph.op_graph import FactorRule, Op, OpGraph
 from shardopt.hardware.cluster import Fusing
 from shardopt.solve.sharding.kernels.fusion import CHEAP, Fusion, fuse, touched_at
+from shardopt.solve.sharding.kernels.memory_orders import Order, find_memory_orders, find_rewrites
 
 
 @dataclass
@@ -44,8 +45,14 @@ def find_kernels(graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing) -> Fu
     have different shardings, the exchange between them is paid for by itself."""
     seen = graph.without_markers
     fusion = fuse(seen, cheap_to_clone, fusing)
-    kernel = merged_kernels(seen, fusion, fusing.rows) if fusing.merged else fusion.kernel
-    fusion = _joined(seen, fusion, kernel) if kernel else fusion
+    if fusing.merged:
+        of_attention = {op for place in fusion.attention for op in place.home}
+        found = find_memory_orders(seen, CHEAP, of_attention)
+        fusion = _joined(seen, fusion, merged_kernels(seen, fusion, found.orders, fusing.rows))
+        rewrites = find_rewrites(seen, found, CHEAP, fusion.fused, of_attention)
+        fusion = replace(fusion, rewrites=rewrites)
+    elif fusion.kernel:
+        fusion = _joined(seen, fusion, fusion.kernel)
     return fusion if seen is graph else _with_markers(graph, fusion)
 
 
@@ -85,13 +92,16 @@ def _joined(graph: OpGraph, fusion: Fusion, kernel: tuple[int, ...]) -> Fusion:
     )
 
 
-def merged_kernels(graph: OpGraph, fusion: Fusion, rows: bool = True) -> tuple[int, ...]:
+def merged_kernels(
+    graph: OpGraph, fusion: Fusion, orders: Sequence[Order | None], rows: bool = True
+) -> tuple[int, ...]:
     """For each operation the number of the kernel that it would end, equal for those of one kernel.
 
     A kernel takes in one that reads its results if both go over as many elements, in one fragment
     and as often, and if all else that the reader reads was there before the first of them began:
     then no kernel waits for itself. None reaches over a barrier, nor, without `rows`, from what
-    reduces rows to what reads the result. Kernels of attention stay as they are."""
+    reduces rows to what reads the result. Rows are those in memory, where tensors have their
+    dimensions in `orders`. Kernels of attention stay as they are."""
     producers = graph.producers()
     reads: list[set[int]] = [set() for _ in graph.ops]
     for tensor, readers in enumerate(fusion.readers):
@@ -105,7 +115,7 @@ def merged_kernels(graph: OpGraph, fusion: Fusion, rows: bool = True) -> tuple[i
     kernels = {index: _Kernel({index}, reads[index]) for index in range(len(graph.ops))}
     number = list(fusion.kernel or range(len(graph.ops)))
     of_attention = {op for place in fusion.attention for op in place.home}
-    sizes = [_elements(graph, op) for op in graph.ops]
+    sizes = [_elements(graph, op, orders) for op in graph.ops]
     for index, op in enumerate(graph.ops):
         size = sizes[index]
         if not size or index in of_attention:
@@ -153,20 +163,19 @@ def _union(kernels: list[_Kernel], made_at: Sequence[int]) -> _Kernel | None:
     return _Kernel(members, inputs) if all(made_at[tensor] < first for tensor in inputs) else None
 
 
-def _elements(graph: OpGraph, op: Op) -> int:
+def _elements(graph: OpGraph, op: Op, orders: Sequence[Order | None]) -> int:
     """How many elements a kernel that ends with the operation goes over; 0 for one that is no loop
     over elements."""
     if op.name == "reduce":
-        operand = graph.tensors[op.operands[0]].shape
-        inner = op.rule is not None and _reduces_rows(op)
+        operand, order = graph.tensors[op.operands[0]].shape, orders[op.operands[0]]
+        inner = op.rule is not None and _reduces_rows(op.rule, order or range(len(operand)))
         return prod(operand) if inner else 0
     return prod(graph.tensors[op.results[0]].shape) if op.name in CHEAP and op.results else 0
 
 
-def _reduces_rows(op: Op) -> bool:
+def _reduces_rows(rule: FactorRule, order: Sequence[int]) -> bool:
     """Whether the innermost dimensions are reduced, so that whole rows are near each other."""
-    assert op.rule is not None, "the caller looks"
-    reduced = [bool(set(dim) & op.rule.reduction) for dim in op.rule.operands[0]]
+    reduced = [bool(set(rule.operands[0][dim]) & rule.reduction) for dim in order]
     return bool(reduced) and reduced[-1] and sorted(reduced) == reduced
 
 

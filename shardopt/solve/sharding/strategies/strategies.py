@@ -19,7 +19,7 @@ from math import inf, prod
 
 from shardopt.cost.attention import least_attention_seconds
 from shardopt.cost.collectives import ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Step
-from shardopt.cost.compute import peak_flops
+from shardopt.cost.compute import copy_seconds, peak_flops
 from shardopt.cost.products import Product
 from shardopt.graph.op_graph import MARKER, Island, Op, Tensor
 from shardopt.graph.windows import exchanges, reach
@@ -28,7 +28,12 @@ from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.shardings import all_shardings as all_shardings
 from shardopt.mesh.shardings import live_axes as live_axes
 from shardopt.mesh.splits import may_split, tile_extent
-from shardopt.solve.sharding.kernels.kernel_bytes import Accesses, accessed_bytes, kernels_of
+from shardopt.solve.sharding.kernels.kernel_bytes import (
+    Accesses,
+    accessed_bytes,
+    copied_bytes,
+    kernels_of,
+)
 from shardopt.solve.sharding.strategies.costs import CommunicationCosts, compute_seconds
 from shardopt.solve.sharding.strategies.factors import Axes, Split, shardable_factors
 from shardopt.solve.sharding.strategies.layouts import (
@@ -294,7 +299,7 @@ class _StrategyCosts:
         )
         dtype = self._dtype
         kernels = kernels_of(self.op.name, count, len(self.results), self.accesses)
-        return compute_seconds(
+        seconds = compute_seconds(
             device=self.device,
             name=self.op.name,
             flops=work,
@@ -306,6 +311,10 @@ class _StrategyCosts:
             product=product,
             attention=self.accesses.attention if self.accesses else (),
         )
+        if self.accesses is None or not self.accesses.copies:
+            return seconds
+        copied, copies = copied_bytes(sizes, self.accesses), sum(self.accesses.copies)
+        return seconds + copy_seconds(self.device, copied, copies, dtype)
 
     def least_in_attention(self, shards: int) -> float:
         """Seconds if the operation were part of attention whose kernels are the fastest; inf where

@@ -111,7 +111,7 @@ def test_what_something_else_has_to_run_between_stays_apart() -> None:
         )
     )
     graph = OpGraph((VECTOR,) * 4, ops, (0,), (3,))
-    assert merged_kernels(graph, fuse(graph, frozenset())) == (0, 1, 2)
+    assert merged_kernels(graph, fuse(graph, frozenset()), (None,) * 4) == (0, 1, 2)
 
 
 NAMES = ("exponential", "add", "sort", "abs", "multiply", "cosine")
@@ -132,7 +132,7 @@ def graphs(draw: st.DrawFn) -> OpGraph:
 @given(graphs())
 def test_no_kernel_waits_for_itself(graph: OpGraph) -> None:
     fusion = fuse(graph, frozenset())
-    number = merged_kernels(graph, fusion)
+    number = merged_kernels(graph, fusion, (None,) * len(graph.tensors))
     waits: dict[int, set[int]] = {}
     for tensor, readers in enumerate(fusion.readers):
         if tensor not in fusion.fused and tensor > 0:
