@@ -19,7 +19,8 @@ from shardopt.cost.compute import op_seconds, work_kind
 from shardopt.graph.microbatching import Split
 from shardopt.hardware.cluster import Device, Fusing
 from shardopt.solve.microbatches.batch_factors import operand_split, result_split
-from shardopt.solve.sharding.kernels.fusion import fuse
+from shardopt.solve.sharding.kernels.attention import find_attention
+from shardopt.solve.sharding.kernels.fusion import CHEAP, fuse
 from shardopt.solve.tokens.token_axis import Kind, TokenAxis, TokenBody
 
 _UNITS = 16  # into which a sequence is cut at most
@@ -108,7 +109,8 @@ def _works(
 ) -> list[Counter[_Work]]:
     """What the slices of each stage compute."""
     graph, works = body.graph, [Counter[_Work]() for _ in range(num_stages)]
-    fused = fuse(graph, set(), fusing).fused
+    attention = find_attention(graph, CHEAP) if fusing.attention else ()
+    fused = fuse(graph, set(), fusing, attention).fused
     for index, (op, how) in enumerate(zip(graph.ops, axis.ops, strict=True)):
         stage = body.stages[index]
         if stage < 0 or how.kind in (Kind.CONST, Kind.WHOLE) or how.once is not None:

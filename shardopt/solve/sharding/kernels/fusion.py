@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from shardopt.graph.op_bytes import touched
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.hardware.cluster import UNFUSED, Fusing
-from shardopt.solve.sharding.kernels.attention import FusedAttention, find_attention
+from shardopt.solve.sharding.kernels.attention import FusedAttention
 from shardopt.solve.sharding.kernels.memory_orders import NO_REWRITES, Rewrites
 
-# Not computed twice: fused only where there is one reader.
+# Not computed twice: fused only where there is one reader. Compilers that merge kernels, XLA's for
+# GPUs, compute them again: on a chip that takes less time than memory.
 _EXPENSIVE = frozenset({
     "atan2", "cbrt", "cosine", "divide", "exponential", "exponential_minus_one", "log",
     "log_plus_one", "logistic", "power", "remainder", "rsqrt", "sine", "sqrt", "tan", "tanh",
@@ -77,12 +78,17 @@ def touched_at(
     return readers[results[0]] if inside else (reader,)
 
 
-def fuse(graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing = UNFUSED) -> Fusion:
-    """`cheap_to_clone` are values that each reader makes for itself. Of `fusing`, what concerns
-    attention."""
-    attention = find_attention(graph, CHEAP) if fusing.attention else ()
+def fuse(
+    graph: OpGraph,
+    cheap_to_clone: Set[int],
+    fusing: Fusing = UNFUSED,
+    attention: tuple[FusedAttention, ...] = (),
+    copied: Set[tuple[int, int]] = frozenset(),
+) -> Fusion:
+    """`cheap_to_clone` are values that each reader makes for itself, `copied` the operands, as
+    numbers of an operation and of its operand, that a loop over elements writes anew for it."""
     place_of = {op: place for place in attention for op in place.home}
-    fusible = _fusible(graph, cheap_to_clone) - {
+    fusible = _fusible(graph, cheap_to_clone, fusing, copied) - {
         tensor for op in place_of for tensor in graph.ops[op].results
     }
     reads = _bytes_read(graph, fusible)
@@ -118,22 +124,34 @@ def fuse(graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing = UNFUSED) -> 
     )
 
 
-def _fusible(graph: OpGraph, cheap_to_clone: Set[int]) -> set[int]:
+def _fusible(
+    graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing, copied: Set[tuple[int, int]]
+) -> set[int]:
     """Values that every reader can compute on its way. Nothing is fused through a barrier."""
+    expensive = frozenset[str]() if fusing.merged else _EXPENSIVE
     kept = {*graph.outputs, *graph.fenced}
     consumers = graph.consumers()
     fusible = set(cheap_to_clone)
     for op in graph.ops:
         if op.name not in CHEAP or len(op.results) != 1 or op.results[0] in kept:
             continue
-        using = [graph.ops[reader] for reader in consumers[op.results[0]]]
+        using = consumers[op.results[0]]
         if (
             using
-            and (op.name not in _EXPENSIVE or len(using) == 1)
-            and all(_takes_in(op, reader) for reader in using)
+            and (op.name not in expensive or len(using) == 1)
+            and all(
+                _takes_in(op, graph.ops[reader])
+                or _is_copied_for(reader, graph, op.results[0], copied)
+                for reader in using
+            )
         ):
             fusible.add(op.results[0])
     return fusible
+
+
+def _is_copied_for(reader: int, graph: OpGraph, tensor: int, copied: Set[tuple[int, int]]) -> bool:
+    operands = graph.ops[reader].operands
+    return all((reader, k) in copied for k, operand in enumerate(operands) if operand == tensor)
 
 
 def _takes_in(op: Op, reader: Op) -> bool:

@@ -10,11 +10,11 @@ write once more in another order.
 A library multiplies matrices: batch, rows and columns of an operand are dimensions that follow each
 other in memory, each group in the order in which the result, or the other operand, has it; rows and
 columns may change places, and either may surround the batch (`MatrixLayout::For`,
-xla/service/gpu/matrix_descriptors.cc). It writes its result as it stands in the program. What loops
+xla/service/gpu/matmul_utils.cc). It writes its result as it stands in the program. What loops
 over elements keeps the order of what it reads, and a transposition is a change of name. Where
 an operation of two operands finds them in two orders, the one that was made first decides, and the
 other is written anew, as it is where a product finds no matrix (`GpuLayoutAssignment`,
-xla/service/gpu/transforms/layout_assignment.cc; each product asks for an order of its own). Only
+xla/backends/gpu/transforms/layout_assignment.cc; each product asks for an order of its own). Only
 a loop over elements writes its result in any order, and in several, at once."""
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Rewrites:
 
 
 NO_REWRITES = Rewrites()
+
+_VIEWS = frozenset(("transpose", "reshape"))
 
 
 @dataclass(frozen=True)
@@ -209,14 +211,18 @@ def find_rewrites(
     graph: OpGraph, found: MemoryOrders, loops: Set[str], fused: Set[int], exempt: Set[int]
 ) -> Rewrites:
     """What is written more than once. Values that are `fused` are not in memory: their readers read
-    what they are made of."""
+    what they are made of, and so do copies for products."""
     misfits = {(each.op, each.operand) for each in found.misfits}
     sources = _sources(graph, fused, misfits)
     readings: dict[int, dict[Order, _Reading]] = defaultdict(dict)
     for reading in found.misfits:
         operand = graph.ops[reading.op].operands[reading.operand]
         size = prod(graph.tensors[operand].shape)
-        for source in sources.get(operand, (operand,)):
+        if graph.ops[reading.op].name == "dot_general":
+            behind: Iterable[int] = (_renamed(graph, operand, fused),)
+        else:
+            behind = sources.get(operand, (operand,))
+        for source in behind:
             if prod(graph.tensors[source].shape) == size:
                 readings[source].setdefault(reading.moves, reading)
     as_they_are = set(graph.outputs)
@@ -229,11 +235,12 @@ def find_rewrites(
     for source, by_moves in readings.items():
         number = producers[source]
         maker = graph.ops[number] if number >= 0 and number not in exempt else None
-        if maker is not None and maker.name in loops:
+        # What is fused, the copy computes on its way.
+        if maker is not None and maker.name in loops and source not in fused:
             more_writes[source] = len(by_moves) - (source not in as_they_are)
             continue
         written = None
-        if source not in as_they_are:
+        if source not in as_they_are and source not in fused:
             written = _written(maker, found.orders[source], by_moves)
         for moves, reading in by_moves.items():
             if moves != written:
@@ -243,6 +250,14 @@ def find_rewrites(
         {op: tuple(counts) for op, counts in copies.items()},
         {tensor: count for tensor, count in more_writes.items() if count},
     )
+
+
+def _renamed(graph: OpGraph, tensor: int, fused: Set[int]) -> int:
+    """The value of which a fused one is a view."""
+    producers = graph.producers()
+    while tensor in fused and graph.ops[producers[tensor]].name in _VIEWS:
+        [tensor] = graph.ops[producers[tensor]].operands
+    return tensor
 
 
 def _written(op: Op | None, order: Order | None, wanted: Iterable[Order]) -> Order | None:

@@ -25,6 +25,7 @@ from math import prod
 
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph
 from shardopt.hardware.cluster import Fusing
+from shardopt.solve.sharding.kernels.attention import find_attention
 from shardopt.solve.sharding.kernels.fusion import CHEAP, Fusion, fuse, touched_at
 from shardopt.solve.sharding.kernels.memory_orders import Order, find_memory_orders, find_rewrites
 
@@ -44,15 +45,18 @@ def find_kernels(graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing) -> Fu
     A marker is no kernel and ends none: what reads its result reads the operand. Where the two
     have different shardings, the exchange between them is paid for by itself."""
     seen = graph.without_markers
-    fusion = fuse(seen, cheap_to_clone, fusing)
+    attention = find_attention(seen, CHEAP) if fusing.attention else ()
     if fusing.merged:
-        of_attention = {op for place in fusion.attention for op in place.home}
+        of_attention = {op for place in attention for op in place.home}
         found = find_memory_orders(seen, CHEAP, of_attention)
+        copied = {(each.op, each.operand) for each in found.misfits}
+        fusion = fuse(seen, cheap_to_clone, fusing, attention, copied)
         fusion = _joined(seen, fusion, merged_kernels(seen, fusion, found.orders, fusing.rows))
         rewrites = find_rewrites(seen, found, CHEAP, fusion.fused, of_attention)
         fusion = replace(fusion, rewrites=rewrites)
-    elif fusion.kernel:
-        fusion = _joined(seen, fusion, fusion.kernel)
+    else:
+        fusion = fuse(seen, cheap_to_clone, fusing, attention)
+        fusion = _joined(seen, fusion, fusion.kernel) if fusion.kernel else fusion
     return fusion if seen is graph else _with_markers(graph, fusion)
 
 

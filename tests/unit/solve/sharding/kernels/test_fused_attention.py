@@ -138,12 +138,13 @@ def test_kernels_run_behind_what_they_read(merged: bool, again: bool) -> None:
     assert sorted(order) == list(range(len(graph.ops)))
     at = {op: place for place, op in enumerate(order)}
     ends = {op: max(at[each] for each in _members(fusion.kernel, op)) for op in at}
-    for index, op in enumerate(graph.ops):
-        for tensor in op.operands:
-            maker = graph.producers()[tensor]
-            if maker >= 0 and fusion.kernel[maker] != fusion.kernel[index]:
+    # What is fused is computed where it is used.
+    for tensor, readers in enumerate(fusion.readers):
+        maker = graph.producers()[tensor]
+        for reader in readers if maker >= 0 else ():
+            if fusion.kernel[maker] != fusion.kernel[reader]:
                 done = at[maker] if tensor in fusion.fused else ends[maker]
-                assert done < ends[index]
+                assert done < ends[reader]
 
 
 def _members(kernel: tuple[int, ...], op: int) -> list[int]:
