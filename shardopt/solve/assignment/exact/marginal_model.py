@@ -8,9 +8,10 @@ bounds almost nothing. Memory rows are added by the caller."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -64,6 +65,16 @@ class Answer:
     bound: float
     late: bool = False
     work: int = 0
+
+
+class IntegerRow(NamedTuple):
+    """`lower` <= the sum of `values` times `columns` <= `upper`; all but infinite bounds are whole
+    numbers."""
+
+    columns: list[int]
+    values: list[int]
+    lower: float
+    upper: float
 
 
 class PairTable(NamedTuple):
@@ -170,6 +181,49 @@ class MarginalModel:
         # An LP stopped early reports no valid bound, and a MIP stopped before its root +inf.
         stopped = bound / self.scale + self.constant if integer and np.isfinite(bound) else -np.inf
         return Answer("limit", x, stopped, late, work)
+
+    @property
+    def objective(self) -> np.ndarray:
+        """Scaled costs of the columns, none of them negative: float64 `[columns]`."""
+        return self._objective
+
+    @property
+    def upper_bounds(self) -> np.ndarray:
+        """1, or 0 for a forbidden column: int64 `[columns]`."""
+        return np.where(self._forbidden, 0, 1)
+
+    def integer_rows(self) -> Iterator[IntegerRow]:
+        """The rows of the polytope, then one of memory for each time that can bind."""
+        order = np.argsort(self._rows, kind="stable")
+        columns, values = self._columns[order].tolist(), np.rint(self._values[order]).astype(int)
+        ends = np.searchsorted(self._rows[order], np.arange(self.num_rows + 1)).tolist()
+        bounds = zip(self._lower.tolist(), self._upper.tolist(), strict=True)
+        for (begin, end), (lower, upper) in zip(pairwise(ends), bounds, strict=True):
+            yield IntegerRow(columns[begin:end], values[begin:end].tolist(), lower, upper)
+        limit = self.problem.memory_limit
+        for time in () if limit is None else self._largest_times():
+            entries, size = self._row(time)
+            used, place = np.unique(entries, return_inverse=True)
+            total = np.zeros(len(used), dtype=np.int64)
+            np.add.at(total, place, size)
+            most = np.zeros(len(self.sizes), dtype=np.int64)
+            np.maximum.at(most, np.searchsorted(self.offsets, used, side="right") - 1, total)
+            if int(most.sum()) > limit:
+                # In the largest unit that divides all of them.
+                unit = int(np.gcd.reduce(total))
+                yield IntegerRow(used.tolist(), (total // unit).tolist(), -np.inf, limit // unit)
+
+    def _largest_times(self) -> list[int]:
+        """A time of each largest set of segments that are in memory together."""
+        starts, stops = set(self._segment_lo.tolist()), set(self._segment_hi.tolist())
+        times, last = list[int](), -1
+        for time in sorted(starts | stops):
+            if time in stops and last >= 0:
+                times.append(last)
+                last = -1
+            if time in starts:
+                last = time
+        return times
 
     def _price(self, bound: float, reduced: np.ndarray) -> None:
         if self._priced is None or bound >= self._priced[0]:

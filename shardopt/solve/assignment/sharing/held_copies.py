@@ -4,7 +4,8 @@ again.
 Readers that bring a value by the same way have the same copy. Between two of them that follow each
 other it is either kept, in every stretch of time between them, or the later one pays all of its way
 again. A stretch is a node of two strategies, dropped or kept, so that the limit of the problem
-counts it as it counts everything else."""
+counts it as it counts everything else. Where the value itself is recomputed between the two, the
+later one pays again as well."""
 
 from __future__ import annotations
 
@@ -20,14 +21,29 @@ from shardopt.solve.assignment.sharing.shared_edges import SharedEdges
 
 
 @dataclass(frozen=True, eq=False)
+class Recomputed:
+    """A value is made again for the `readers` of a group, where `node` has one of the strategies of
+    which `strategies` (bool `[k]`) says so."""
+
+    node: int
+    strategies: np.ndarray
+    readers: frozenset[int]
+
+    def parts(self, before: int, after: int) -> bool:
+        """Whether two readers have different instances of the value then."""
+        return before not in self.readers and after in self.readers
+
+
+@dataclass(frozen=True, eq=False)
 class HeldCopy:
     """A copy of `bytes` bytes that the readers of `group` have who take one of the pairs of classes
-    `reads[r]` (bool `[S, T_r]`), at the times `times[r]`."""
+    `reads[r]` (bool `[S, T_r]`), at the times `times[r]`; `recomputed` says when its value is."""
 
     group: SharedEdges
     reads: tuple[np.ndarray, ...]
     times: tuple[int, ...]
     bytes: int
+    recomputed: Recomputed | None = None
 
     @cached_property
     def stretches(self) -> tuple[tuple[int, int], ...]:
@@ -43,9 +59,13 @@ class HeldCopy:
         users = sorted(
             (time, reader) for reader, time in enumerate(self.times) if self._reads(choice, reader)
         )
-        for (before, _), (after, reader) in pairwise(users):
+        recomputed = self.recomputed
+        if recomputed is not None and not recomputed.strategies[choice[recomputed.node]]:
+            recomputed = None
+        for (before, first), (after, reader) in pairwise(users):
             between = (before < lo < after for lo, _ in self.stretches)
-            if any(inside and not keep for inside, keep in zip(between, kept, strict=True)):
+            dropped = any(inside and not keep for inside, keep in zip(between, kept, strict=True))
+            if dropped or (recomputed is not None and recomputed.parts(first, reader)):
                 yield reader
 
     def way(self, reader: int) -> np.ndarray:

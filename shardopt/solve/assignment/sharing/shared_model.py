@@ -15,7 +15,8 @@ reader by which it may be made again. For two readers i < j and each stretch of 
     kept + sum of f[k], i < k <= j  >=  y[i] + y[j] - 1
 
 where y are the sums of pairs that read the copy; while a reader in the middle runs, its own y is
-added on the left, as what it reads is counted beside it."""
+added on the left, as what it reads is counted beside it. The same row holds where `kept` is that
+the value is not recomputed between the two."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ import numpy as np
 
 from shardopt.solve.assignment.exact.marginal_ilp import OPTIMAL_GAP, solve_model
 from shardopt.solve.assignment.exact.marginal_model import MarginalModel, PairTable
+from shardopt.solve.assignment.exact.memory_program import solve_within_memory
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Evaluation, Solution
 from shardopt.solve.assignment.sharing.held_copies import HeldCopy
@@ -63,6 +65,8 @@ def solve_exactly(
     `time_limit_struck` is 1 in the statistics where the clock ended it. The last nodes of the
     problem are the stretches of the copies `held` (`with_held`)."""
     model = SharedModel(sharing, held)
+    if sharing.problem.has_memory:
+        return solve_within_memory(model, limits, start)
     only_relaxed = model.num_columns > _MOST_INTEGERS
     solution = solve_model(model, limits, start, only_relaxed=only_relaxed)
     is_close = solution.gap <= max(limits.gap_tolerance, OPTIMAL_GAP)
@@ -152,6 +156,7 @@ class SharedModel(MarginalModel):
         for made, pair in zip(chain(*again), chain(*pairs), strict=True):
             yield _Row({made: 1.0, pair: -1.0}, -np.inf, 0.0)
         kept = [(lo, int(self.offsets[node + n]) + 1) for n, (lo, _) in enumerate(copy.stretches)]
+        recomputed = copy.recomputed
         for before, after in product(range(len(pairs)), repeat=2):
             begin, end = copy.times[before], copy.times[after]
             if not (pairs[before] and pairs[after]):
@@ -159,6 +164,10 @@ class SharedModel(MarginalModel):
             later = [r for r, time in enumerate(copy.times) if begin < time <= end]
             ends = dict.fromkeys((*pairs[before], *pairs[after]), -1.0)
             made_again = dict.fromkeys(chain(*(again[reader] for reader in later)), 1.0)
+            if recomputed is not None and begin < end and recomputed.parts(before, after):
+                same = self.offsets[recomputed.node] + np.flatnonzero(~recomputed.strategies)
+                instance = dict.fromkeys(same.tolist(), 1.0)
+                yield _Row({**instance, **ends, **made_again}, -1.0, np.inf)
             for lo, column in kept:
                 if begin < lo < end:
                     beside = (pairs[reader] for reader in later if copy.times[reader] == lo)

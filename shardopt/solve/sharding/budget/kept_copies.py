@@ -3,16 +3,16 @@ the problem, and as copies made anew in its plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.assignment.sharing.held_copies import HeldCopy
+from shardopt.solve.assignment.sharing.held_copies import HeldCopy, Recomputed
 from shardopt.solve.assignment.sharing.shared_model import made_again
-from shardopt.solve.sharding.budget.model import Operand
+from shardopt.solve.sharding.budget.model import BudgetModel, Operand
 from shardopt.solve.sharding.budget.operand_copies import copies_of
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
@@ -37,21 +37,40 @@ class Overlooked:
 def kept_at_excess(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> tuple[KeptCopy, ...]:
     """The copies that are held between their readers at a time above the limit."""
     above = np.flatnonzero(plan.live_bytes > limit)
-    group_of = {
-        (op, tensor): number
-        for number, reads in enumerate(problem.shared_reads)
-        for op, tensor in zip(reads.ops, reads.tensors, strict=True)
-    }
+    group_of = _groups_of_values(problem)
     kept = dict[KeptCopy, None]()
     for copy, sharding, _ in copies_of(problem, plan):
         number = group_of.get((copy.op, copy.tensor))
         held = (copy.start < above) & (above < copy.stop - 1)
-        if number is not None and held.any() and _is_one_value(problem, number):
+        if number is not None and held.any():
             kept[KeptCopy(number, sharding)] = None
     return tuple(kept)
 
 
-def held_copy(problem: IntraOpProblem, kept: KeptCopy) -> HeldCopy:
+def made_twice(problem: IntraOpProblem, plan: IntraOpPlan) -> Iterator[KeptCopy]:
+    """The copies that are made again because their value is recomputed between two readers."""
+    group_of, ops = _groups_of_values(problem), plan.graph.ops
+    for remat in plan.rematerialized:
+        wanted = {
+            op: [
+                target
+                for tensor, target in zip(ops[op].operands, strategy.operands, strict=True)
+                if tensor == remat.tensor
+            ]
+            for op, strategy in plan.strategies.items()
+            if remat.tensor in ops[op].operands
+        }
+        early = {sharding for op in wanted.keys() - set(remat.readers) for sharding in wanted[op]}
+        for op in remat.readers:
+            number = group_of.get((op, remat.tensor))
+            again = (sharding for sharding in wanted[op] if sharding in early)
+            for sharding in again if number is not None else ():
+                if (remat.tensor, sharding, op) in plan.fresh:
+                    yield KeptCopy(number, sharding)
+
+
+def held_copy(model: BudgetModel, kept: KeptCopy) -> HeldCopy:
+    problem = model.base
     group, reads = problem.groups[kept.group], problem.shared_reads[kept.group]
     graph, mesh = problem.tables.graph, problem.tables.mesh
     position = {op: at for at, op in enumerate(problem.order)}
@@ -61,7 +80,18 @@ def held_copy(problem: IntraOpProblem, kept: KeptCopy) -> HeldCopy:
         reaches = np.array([sharding == kept.sharding for sharding in column.distinct])
         pairs.append(moves[:, None] & reaches[None, :] & ~group.arcs.missing[reader])
     size = local_bytes(graph, mesh, reads.tensors[0], kept.sharding)
-    return HeldCopy(group, tuple(pairs), tuple(position[op] for op in reads.ops), size)
+    times = tuple(position[op] for op in reads.ops)
+    return HeldCopy(group, tuple(pairs), times, size, _recomputed(model, kept.group))
+
+
+def _recomputed(model: BudgetModel, number: int) -> Recomputed | None:
+    reads = model.base.shared_reads[number]
+    for node, choice in enumerate(model.choices, model.first_choice):
+        if choice.candidate.tensor == reads.tensors[0]:
+            late = (r for r, op in enumerate(reads.ops) if op in choice.candidate.readers)
+            # Every other strategy of a candidate recomputes it.
+            return Recomputed(node, np.arange(2 * len(choice.recipes)) % 2 == 1, frozenset(late))
+    return None
 
 
 def fresh_of(
@@ -76,6 +106,16 @@ def fresh_of(
         reads = problem.shared_reads[each.group]
         fresh |= {(reads.tensors[r], each.sharding, reads.ops[r]) for r in readers}
     return frozenset(fresh)
+
+
+def _groups_of_values(problem: IntraOpProblem) -> dict[Operand, int]:
+    """The groups of shared edges whose readers all read one value."""
+    return {
+        (op, tensor): number
+        for number, reads in enumerate(problem.shared_reads)
+        if _is_one_value(problem, number)
+        for op, tensor in zip(reads.ops, reads.tensors, strict=True)
+    }
 
 
 def _is_one_value(problem: IntraOpProblem, number: int) -> bool:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,7 @@ from shardopt.solve.sharding.budget.kept_copies import (
     fresh_of,
     held_copy,
     kept_at_excess,
+    made_twice,
 )
 from shardopt.solve.sharding.budget.least_peak import LeastPeak, find_least_peak
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
@@ -50,7 +52,10 @@ from shardopt.solve.sharding.intra_op.finished import finished
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 
-_MOST_ROUNDS, _MOST_EXACT_ROUNDS = 8, 24
+_MOST_ROUNDS, _MOST_EXACT_ROUNDS = 8, 48
+# Work of the first exact rounds, as a share of the budget, and how much more the next one has after
+# one that was too short.
+_FIRST_SHARE, _MORE_WORK = 1 / 64, 4
 # Work of a solve within the limit, as a share of the budget. For a GPT with 39
 # billion parameters, twice this share makes the step 0.001 % shorter; ten times as much again made
 # the plans of eight stages 0.03 % shorter in all.
@@ -124,6 +129,14 @@ def _dearer(solution: Solution, objective: float) -> Solution:
     return replace(solution, objective=objective, gap=gap, status=status)
 
 
+class _Proof(NamedTuple):
+    """The last solution, whether nothing can fit, and a bound for all that fits."""
+
+    last: Solution
+    infeasible: bool
+    bound: float
+
+
 @dataclass(eq=False)
 class _Search:
     problem: IntraOpProblem
@@ -136,12 +149,16 @@ class _Search:
 
     def run(self) -> Fit:
         whole = BudgetModel(self.problem, find_candidates(self.problem))
+        bound = self.relaxed.bound
         if is_small(self.problem.sharing, within_memory=True):
-            return self._exactly(whole)
+            proof = self._exactly(whole)
+            bound = proof.bound
+            if proof.infeasible or self._is_close(bound):
+                return self._ended(whole, *proof)
         priced = PricedSearch(
             whole, self.limit, self.limits, lambda choice: self._offer(whole, choice, 0)
         )
-        bound = max(self.relaxed.bound, priced.run((self.relaxed.choice, self.start)))
+        bound = max(bound, priced.run((self.relaxed.choice, self.start)))
         if self.best is not None:
             self.start = self.best.solution.choice
         elif is_large(self.problem.problem):
@@ -206,46 +223,57 @@ class _Search:
                 break
         return self._ended(model, solution, proven, bound)
 
-    def _exactly(self, model: BudgetModel) -> Fit:
+    def _exactly(self, model: BudgetModel) -> _Proof:
         """A small problem with shared steps as they are, and copies that outlive their first reader
-        as far as they matter."""
-        sharing = self.problem.sharing
-        work = self.limits.work
+        as far as they matter.
+
+        What a plan shows to matter is counted from the next round on, so that no round is worth
+        much work until a plan shows nothing new."""
+        sharing, work = self.problem.sharing, self.limits.budget
         copies, kept, fewer = self.overlooked.copies, self.overlooked.kept, FewerBytes(model)
         inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.start
+        most = int(_FIRST_SHARE * work)
         for number in range(1, _MOST_EXACT_ROUNDS + 1):
             problem = model.problem(inner, copies)
-            held = [held_copy(self.problem, each) for each in kept]
+            held = [held_copy(model, each) for each in kept]
             limited = Sharing(with_held(problem, held), sharing.groups)
             start = greedy_start(model, problem, copies, shardings)
             self._offer(model, start, number)
             stretches = limited.problem.num_nodes - problem.num_nodes
-            limits = replace(self.limits, work=work)
+            limits = replace(self.limits, work=min(most, work))
             solution = solve_exactly(limited, limits, start + (1,) * stretches, held)
-            if work is not None:
-                work -= int(solution.statistics["work"])
+            work -= int(solution.statistics["work"])
             if inner == self.limit:
                 bound = max(bound, solution.bound if solution.choice else bound)
                 proven = solution.status == "infeasible"
-            if not solution.choice:
+            if proven or work <= 0:
                 break
+            if not solution.choice:
+                most *= _MORE_WORK
+                continue
             shardings = solution.choice
             self._offer(model, shardings[: problem.num_nodes], number)
             fresh = fresh_of(self.problem, tuple(kept), held, shardings)
             plan = counted(self.problem, model.decode(solution, fresh), self.limit)
             self._keep(plan, shardings, number)
-            if self._is_close(bound) or plan.peak_bytes <= self.limit:
+            if self._is_close(bound):
                 break
             more = copies_at_excess(self.problem, plan, self.limit).keys() - copies.keys()
-            longer = [k for k in kept_at_excess(self.problem, plan, self.limit) if k not in kept]
-            copies.update(dict.fromkeys(sorted(more)))
-            kept.update(dict.fromkeys(longer))
-            if not more and not longer:
+            longer = dict.fromkeys(kept_at_excess(self.problem, plan, self.limit))
+            longer |= dict.fromkeys(made_twice(self.problem, plan))
+            if more or longer.keys() - kept.keys():
+                copies.update(dict.fromkeys(sorted(more)))
+                kept.update(longer)
+            elif not self._is_within_tolerance(solution.gap):
+                most *= _MORE_WORK
+            elif plan.peak_bytes <= self.limit:
+                break
+            else:
                 self._mend(fewer, problem, shardings[: problem.num_nodes], plan, number)
                 inner -= plan.peak_bytes - self.limit
-            if inner <= 0:
-                break
-        return self._ended(model, solution, proven, bound)
+                if inner <= 0:
+                    break
+        return _Proof(solution, proven, bound)
 
     def _ended(self, model: BudgetModel, last: Solution, proven: bool, bound: float) -> Fit:
         """The best plan, or the least one where none fits; `proven` says that none can."""
@@ -258,7 +286,9 @@ class _Search:
         return inf if self.best is None else self.best.solution.objective
 
     def _is_close(self, bound: float) -> bool:
-        gap = relative_gap(self._least_seconds, bound)
+        return self._is_within_tolerance(relative_gap(self._least_seconds, bound))
+
+    def _is_within_tolerance(self, gap: float) -> bool:
         return gap <= max(self.limits.gap_tolerance, OPTIMAL_GAP)
 
     def _moved(
