@@ -26,9 +26,6 @@ from shardopt.solve.assignment.problem import (
 _ROWS_PER_ROUND = 25
 _TIMES_BETWEEN_ROWS = 20  # neighbouring times have almost the same row
 
-# Shares of the bound above it: nearly all gaps of the relaxations of plans are smaller.
-_ROOMS = (0.001, 0.004, 0.016, 0.064)
-
 # A gap this small is rounding in the solver's objective; a larger one is reported as "feasible".
 OPTIMAL_GAP = 1e-7
 
@@ -53,10 +50,12 @@ def solve_model(
     start: tuple[int, ...] | None,
     *,
     only_relaxed: bool = False,
+    cutoff: float = inf,
 ) -> Solution:
     """As `solve_marginal`, for any model of it. With `only_relaxed` x stays fractional, and its
-    largest columns are the assignment."""
-    search = _Search(model, limits, only_relaxed)
+    largest columns are the assignment. What costs more than `cutoff` is not sought: without
+    an assignment the status is "timeout" then, as there may be dearer ones."""
+    search = _Search(model, limits, only_relaxed, cutoff)
     if start is not None:
         search.offer(start)
     return search.run()
@@ -66,15 +65,17 @@ class _Search:
     """The state of the rounds: cuts so far, the best assignment that keeps the limit, the best
     proven bound."""
 
-    def __init__(self, model: MarginalModel, limits: SearchLimits, only_relaxed: bool) -> None:
+    def __init__(
+        self, model: MarginalModel, limits: SearchLimits, only_relaxed: bool, cutoff: float
+    ) -> None:
         self.turns = (False,) if only_relaxed else (False, True)
         self.problem = model.problem
         self.gap_tolerance = limits.gap_tolerance
-        self.model = model
+        self.model, self.cutoff = model, cutoff
         self.deadline = None if limits.seconds is None else monotonic() + limits.seconds
         self.most_work, self.work = limits.work, 0
         self.late = False
-        self.cuts = Cuts()
+        self.cuts = Cuts(self._few_times())
         self.bound = self.model.constant  # each node and edge at its cheapest
         self.choice: tuple[int, ...] = ()
         self.objective = inf
@@ -86,7 +87,7 @@ class _Search:
         for integer in self.turns:
             while True:
                 answer = self._solve(integer)
-                if answer.status == "infeasible":
+                if answer.status == "infeasible" and self._most == inf:
                     return self._solution("infeasible")
                 if answer.x is not None:
                     self.offer(self._rounded(answer.x))
@@ -102,16 +103,21 @@ class _Search:
     def _solve(self, integer: bool) -> Answer:
         """Where a model can leave columns out, first among what costs little more than is proven:
         all that is left out costs more than that."""
-        for room in _ROOMS if integer and self.model.fixes_columns else ():
+        for room in self.model.rooms if integer else ():
             cutoff = self.bound + room * abs(self.bound)
-            if cutoff >= self.objective:
+            if cutoff >= self._most:
                 break
             answer = self._answer(integer, cutoff)
             if answer.status == "limit" or answer.bound <= cutoff:
                 return answer
             if answer.x is not None:
                 self.offer(self._rounded(answer.x))
-        return self._answer(integer, self.objective)
+        return self._answer(integer, self._most)
+
+    @property
+    def _most(self) -> float:
+        """What costs more need not be found."""
+        return min(self.objective, self.cutoff)
 
     def _answer(self, integer: bool, cutoff: float) -> Answer:
         self.rounds += 1
@@ -126,6 +132,11 @@ class _Search:
         self.work += answer.work
         self.bound = max(self.bound, min(answer.bound, cutoff) if integer else answer.bound)
         return answer
+
+    def _few_times(self) -> tuple[int, ...]:
+        """All that matter, where they are no more than one round adds."""
+        times = self.model.binding_times
+        return times if len(times) <= _ROWS_PER_ROUND else ()
 
     def _gap(self) -> float:
         return relative_gap(self.objective, self.bound)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -94,6 +95,8 @@ class MarginalModel:
     integers_by_scip = False
     # Worth it where an assignment is known whose cost is close to the linear program's.
     fixes_columns = False
+    # Shares of the bound above it, within which to search first.
+    rooms: Sequence[float] = ()
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -187,43 +190,46 @@ class MarginalModel:
         """Scaled costs of the columns, none of them negative: float64 `[columns]`."""
         return self._objective
 
-    @property
-    def upper_bounds(self) -> np.ndarray:
-        """1, or 0 for a forbidden column: int64 `[columns]`."""
-        return np.where(self._forbidden, 0, 1)
-
     def integer_rows(self) -> Iterator[IntegerRow]:
-        """The rows of the polytope, then one of memory for each time that can bind."""
+        """The rows of the polytope, then those of memory at the `binding_times`."""
         order = np.argsort(self._rows, kind="stable")
         columns, values = self._columns[order].tolist(), np.rint(self._values[order]).astype(int)
         ends = np.searchsorted(self._rows[order], np.arange(self.num_rows + 1)).tolist()
         bounds = zip(self._lower.tolist(), self._upper.tolist(), strict=True)
         for (begin, end), (lower, upper) in zip(pairwise(ends), bounds, strict=True):
             yield IntegerRow(columns[begin:end], values[begin:end].tolist(), lower, upper)
-        limit = self.problem.memory_limit
-        for time in () if limit is None else self._largest_times():
-            entries, size = self._row(time)
-            used, place = np.unique(entries, return_inverse=True)
-            total = np.zeros(len(used), dtype=np.int64)
-            np.add.at(total, place, size)
-            most = np.zeros(len(self.sizes), dtype=np.int64)
-            np.maximum.at(most, np.searchsorted(self.offsets, used, side="right") - 1, total)
-            if int(most.sum()) > limit:
-                # In the largest unit that divides all of them.
-                unit = int(np.gcd.reduce(total))
-                yield IntegerRow(used.tolist(), (total // unit).tolist(), -np.inf, limit // unit)
+        for time in self.binding_times:
+            used, size = self._held(time)
+            # In the largest unit that divides all of them.
+            unit = int(np.gcd.reduce(size))
+            upper = (self.problem.memory_limit or 0) // unit
+            yield IntegerRow(used.tolist(), (size // unit).tolist(), -np.inf, upper)
 
-    def _largest_times(self) -> list[int]:
-        """A time of each largest set of segments that are in memory together."""
+    @cached_property
+    def binding_times(self) -> tuple[int, ...]:
+        """A time of each largest set of segments that are in memory together, where these can
+        exceed the limit."""
+        limit = self.problem.memory_limit
+        return tuple(
+            time for time in self._fullest_times() if limit is not None and self._most(time) > limit
+        )
+
+    def _fullest_times(self) -> Iterator[int]:
         starts, stops = set(self._segment_lo.tolist()), set(self._segment_hi.tolist())
-        times, last = list[int](), -1
+        last: int | None = None
         for time in sorted(starts | stops):
-            if time in stops and last >= 0:
-                times.append(last)
-                last = -1
+            if time in stops and last is not None:
+                yield last
+                last = None
             if time in starts:
                 last = time
-        return times
+
+    def _most(self, time: int) -> int:
+        """Bytes with each node at its largest."""
+        used, size = self._held(time)
+        most = np.zeros(len(self.sizes), dtype=np.int64)
+        np.maximum.at(most, np.searchsorted(self.offsets, used, side="right") - 1, size)
+        return int(most.sum())
 
     def _price(self, bound: float, reduced: np.ndarray) -> None:
         if self._priced is None or bound >= self._priced[0]:
@@ -349,6 +355,14 @@ class MarginalModel:
         entries = live[self._segment_of_entry]
         return self._segment_columns[entries], self._segment_bytes[entries]
 
+    def _held(self, time: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `_row`, each column once."""
+        entries, size = self._row(time)
+        used, place = np.unique(entries, return_inverse=True)
+        total = np.zeros(len(used), dtype=np.int64)
+        np.add.at(total, place, size)
+        return used, total
+
     def _proto(self, cuts: Cuts, integer: bool, kept: np.ndarray) -> model_pb2.ModelProto:
         """Filled with whole arrays: adding variables one by one takes longer than solving the
         model. Columns that are not `kept` are 0."""
@@ -359,11 +373,10 @@ class MarginalModel:
         next_row = self.num_rows
         upper = self._upper.tolist()
         for time in cuts.times:
-            used, size = self._row(time)
-            used, inverse = np.unique(used, return_inverse=True)
+            used, size = self._held(time)
             rows.append(np.full(len(used), next_row))
             columns.append(used)
-            values.append(np.bincount(inverse, weights=size, minlength=len(used)) / limit)
+            values.append(size / limit)
             # Bytes as shares of the limit: HiGHS's tolerances are absolute.
             upper.append((self.problem.memory_limit or 0) / limit)
             next_row += 1

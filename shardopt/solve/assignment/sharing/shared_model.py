@@ -28,9 +28,14 @@ from typing import NamedTuple
 import numpy as np
 
 from shardopt.solve.assignment.exact.marginal_ilp import OPTIMAL_GAP, solve_model
-from shardopt.solve.assignment.exact.marginal_model import MarginalModel, PairTable
-from shardopt.solve.assignment.exact.memory_program import solve_within_memory
-from shardopt.solve.assignment.limits import SearchLimits
+from shardopt.solve.assignment.exact.marginal_model import (
+    Answer,
+    Cuts,
+    MarginalModel,
+    PairTable,
+)
+from shardopt.solve.assignment.exact.memory_program import solve_by_cp_sat
+from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import Evaluation, Solution
 from shardopt.solve.assignment.sharing.held_copies import HeldCopy
 from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
@@ -39,13 +44,18 @@ from shardopt.solve.assignment.sharing.table_classes import table_classes
 # Columns of a linear program that takes a second or two: 170,000 took 8, and left a gap of 0.117 %
 # where rounds of prices had left 0.12.
 _MOST_COLUMNS = 100_000
-# And of an integer program.
-_MOST_INTEGERS = 30_000
+# And of an integer program, without a limit of memory and within one.
+_MOST_INTEGERS, _MOST_WITHIN_MEMORY = 30_000, 50_000
+
+# Shares of the bound above it: nearly all gaps of the relaxations of plans are smaller.
+_ROOMS = (0.001, 0.004, 0.016, 0.064)
+# Within memory they are larger; a program of few columns is solved at once.
+_ROOMS_WITHIN_MEMORY, _FEW_COLUMNS = (0.016, 0.064, 0.256), 5_000
 
 
 def is_small(sharing: Sharing, *, within_memory: bool = False) -> bool:
     """Whether an integer program of the whole is worth its time."""
-    most = _MOST_INTEGERS if within_memory else _MOST_COLUMNS
+    most = _MOST_WITHIN_MEMORY if within_memory else _MOST_COLUMNS
     entries = sum(len(cost) for cost in sharing.problem.costs)
     for table in _tables(sharing):
         entries += int((table.seconds < np.inf).sum())
@@ -59,16 +69,15 @@ def solve_exactly(
     limits: SearchLimits,
     start: tuple[int, ...] | None,
     held: Sequence[HeldCopy] = (),
+    cutoff: float = np.inf,
 ) -> Solution:
-    """Least true cost within the memory of `sharing.problem`, as `solve_marginal`, or close to it
+    """Least true cost within the memory of `sharing.problem`, as `solve_model`, or close to it
     where the linear program of a problem beyond integer programs has a fractional solution;
-    `time_limit_struck` is 1 in the statistics where the clock ended it. The last nodes of the
-    problem are the stretches of the copies `held` (`with_held`)."""
-    model = SharedModel(sharing, held)
-    if sharing.problem.has_memory:
-        return solve_within_memory(model, limits, start)
-    only_relaxed = model.num_columns > _MOST_INTEGERS
-    solution = solve_model(model, limits, start, only_relaxed=only_relaxed)
+    `cutoff` as there. `time_limit_struck` is 1 in the statistics where the clock ended it. The last
+    nodes of the problem are the stretches of the copies `held` (`with_held`)."""
+    model = SharedModel(sharing, held, start)
+    only_relaxed = model.num_columns > _MOST_INTEGERS and not sharing.problem.has_memory
+    solution = solve_model(model, limits, start, only_relaxed=only_relaxed, cutoff=cutoff)
     is_close = solution.gap <= max(limits.gap_tolerance, OPTIMAL_GAP)
     if is_close or only_relaxed or not solution.statistics["late"]:
         return solution
@@ -91,11 +100,32 @@ class SharedModel(MarginalModel):
     integers_by_scip = True
     fixes_columns = True
 
-    def __init__(self, sharing: Sharing, held: Sequence[HeldCopy] = ()) -> None:
-        self.sharing, self.held = sharing, held
+    def __init__(
+        self,
+        sharing: Sharing,
+        held: Sequence[HeldCopy] = (),
+        hint: tuple[int, ...] | None = None,
+    ) -> None:
+        """`hint` is an assignment near which to search; it need not be allowed."""
+        self.sharing, self.held, self.hint = sharing, held, hint
         stretches = sum(len(copy.stretches) for copy in held)
         self._first_stretch = sharing.problem.num_nodes - stretches
         super().__init__(sharing.problem)
+        if self.problem.has_memory:
+            self.rooms = () if self.num_columns <= _FEW_COLUMNS else _ROOMS_WITHIN_MEMORY
+        else:
+            self.rooms = _ROOMS
+
+    def solve(
+        self,
+        cuts: Cuts,
+        integer: bool,
+        limits: SearchLimits = NO_LIMITS,
+        cutoff: float = np.inf,
+    ) -> Answer:
+        if integer and self.problem.has_memory:
+            return solve_by_cp_sat(self, self._within(cutoff), self.hint, limits)
+        return super().solve(cuts, integer, limits, cutoff)
 
     def evaluate(self, choice: Sequence[int]) -> Evaluation:
         again = 0.0

@@ -63,9 +63,9 @@ def made_twice(problem: IntraOpProblem, plan: IntraOpPlan) -> Iterator[KeptCopy]
         early = {sharding for op in wanted.keys() - set(remat.readers) for sharding in wanted[op]}
         for op in remat.readers:
             number = group_of.get((op, remat.tensor))
-            again = (sharding for sharding in wanted[op] if sharding in early)
-            for sharding in again if number is not None else ():
-                if (remat.tensor, sharding, op) in plan.fresh:
+            for sharding in wanted[op]:
+                is_fresh = (remat.tensor, sharding, op) in plan.fresh
+                if number is not None and is_fresh and sharding in early:
                     yield KeptCopy(number, sharding)
 
 

@@ -1,16 +1,17 @@
 """Plans within a memory budget: exact accounting around a solver that sees a relaxation of it.
 
 1. Solve without memory; most stages fit.
-2. Else let copies that are shared over a long time be made anew where that is enough.
+2. Else let copies that are shared over a long time be made anew where that is enough, and not
+   dearer than the gap allows.
 3. Else put prices on memory (`priced_memory`): a Lagrangian relaxation with equal layers tied, from
-   which fast and small plans alike come, with a bound for all within the limit. A small problem is
-   an integer program instead.
-4. Solve within the limit, with values that can be recomputed, beginning with the best plan known.
+   which fast and small plans alike come, with a bound for all within the limit.
+4. Solve within the limit, with values that can be recomputed, for plans faster than the best known.
    Where the plan exceeds the limit because of copies of operands, count these in the problem and
    solve again; where it does for other reasons (scratch space), lower the limit of the problem by
    the excess. The number of rounds is limited. Steps that readers share are paid for once in a
-   small problem (`shared_model`), where copies that outlive their first reader are counted too
-   (`held_copies`), and by prices that move in a larger one.
+   small problem (an integer program, `shared_model`), where copies that outlive their first reader
+   or are made again as their value is recomputed count too (`held_copies`), and by prices that move
+   in a larger one.
 5. If nothing fits: the least peak, by `shardopt.solve.sharding.budget.least_peak`.
 
 The problems of steps 3 and 4 only leave out memory, so their bounds hold for every plan within the
@@ -22,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 _MOST_ROUNDS, _MOST_EXACT_ROUNDS = 8, 48
 # Work of the first exact rounds, as a share of the budget, and how much more the next one has after
 # one that was too short.
-_FIRST_SHARE, _MORE_WORK = 1 / 64, 4
+_FIRST_SHARE, _MORE_WORK = 1 / 16, 4
 # Work of a solve within the limit, as a share of the budget. For a GPT with 39
 # billion parameters, twice this share makes the step 0.001 % shorter; ten times as much again made
 # the plans of eight stages 0.03 % shorter in all.
@@ -109,8 +109,9 @@ def fit(
     if limit is None or plan.peak_bytes <= limit:
         return Fit(relaxed, plan)
     plan = split_copies(BudgetModel(problem, ()), relaxed, limit)
-    if plan.peak_bytes <= limit:
-        return Fit(_dearer(relaxed, problem.plan_seconds(plan)), plan)
+    dearer = _dearer(relaxed, problem.plan_seconds(plan))
+    if plan.peak_bytes <= limit and dearer.gap <= max(limits.gap_tolerance, OPTIMAL_GAP):
+        return Fit(dearer, plan)
     found = _Search(
         problem,
         limit,
@@ -129,14 +130,6 @@ def _dearer(solution: Solution, objective: float) -> Solution:
     return replace(solution, objective=objective, gap=gap, status=status)
 
 
-class _Proof(NamedTuple):
-    """The last solution, whether nothing can fit, and a bound for all that fits."""
-
-    last: Solution
-    infeasible: bool
-    bound: float
-
-
 @dataclass(eq=False)
 class _Search:
     problem: IntraOpProblem
@@ -149,16 +142,12 @@ class _Search:
 
     def run(self) -> Fit:
         whole = BudgetModel(self.problem, find_candidates(self.problem))
-        bound = self.relaxed.bound
-        if is_small(self.problem.sharing, within_memory=True):
-            proof = self._exactly(whole)
-            bound = proof.bound
-            if proof.infeasible or self._is_close(bound):
-                return self._ended(whole, *proof)
         priced = PricedSearch(
             whole, self.limit, self.limits, lambda choice: self._offer(whole, choice, 0)
         )
-        bound = max(bound, priced.run((self.relaxed.choice, self.start)))
+        bound = max(self.relaxed.bound, priced.run((self.relaxed.choice, self.start)))
+        if is_small(self.problem.sharing, within_memory=True):
+            return self._exactly(whole, bound)
         if self.best is not None:
             self.start = self.best.solution.choice
         elif is_large(self.problem.problem):
@@ -221,9 +210,9 @@ class _Search:
             inner -= 0 if missing else plan.peak_bytes - self.limit
             if inner <= 0:
                 break
-        return self._ended(model, solution, proven, bound)
+        return self._ended(model, proven, bound)
 
-    def _exactly(self, model: BudgetModel) -> _Proof:
+    def _exactly(self, model: BudgetModel, bound: float) -> Fit:
         """A small problem with shared steps as they are, and copies that outlive their first reader
         as far as they matter.
 
@@ -231,7 +220,9 @@ class _Search:
         much work until a plan shows nothing new."""
         sharing, work = self.problem.sharing, self.limits.budget
         copies, kept, fewer = self.overlooked.copies, self.overlooked.kept, FewerBytes(model)
-        inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.start
+        inner, proven, shardings = self.limit, False, self.start
+        if self.best is not None:
+            shardings = self.best.solution.choice[: model.first_choice]
         most = int(_FIRST_SHARE * work)
         for number in range(1, _MOST_EXACT_ROUNDS + 1):
             problem = model.problem(inner, copies)
@@ -241,14 +232,19 @@ class _Search:
             self._offer(model, start, number)
             stretches = limited.problem.num_nodes - problem.num_nodes
             limits = replace(self.limits, work=min(most, work))
-            solution = solve_exactly(limited, limits, start + (1,) * stretches, held)
+            solution = solve_exactly(
+                limited, limits, start + (1,) * stretches, held, self._least_seconds
+            )
             work -= int(solution.statistics["work"])
             if inner == self.limit:
-                bound = max(bound, solution.bound if solution.choice else bound)
                 proven = solution.status == "infeasible"
-            if proven or work <= 0:
+                bound = max(bound, bound if proven else solution.bound)
+            if proven or self._is_close(bound) or work <= 0:
                 break
             if not solution.choice:
+                closed = relative_gap(self._least_seconds, solution.bound)
+                if solution.status == "infeasible" or self._is_within_tolerance(closed):
+                    break
                 most *= _MORE_WORK
                 continue
             shardings = solution.choice
@@ -273,12 +269,12 @@ class _Search:
                 inner -= plan.peak_bytes - self.limit
                 if inner <= 0:
                     break
-        return _Proof(solution, proven, bound)
+        return self._ended(model, proven, bound)
 
-    def _ended(self, model: BudgetModel, last: Solution, proven: bool, bound: float) -> Fit:
+    def _ended(self, model: BudgetModel, proven: bool, bound: float) -> Fit:
         """The best plan, or the least one where none fits; `proven` says that none can."""
         if self.best is not None:
-            return replace(self.best, solution=self._judged(self.best.solution, last, bound))
+            return replace(self.best, solution=self._judged(self.best.solution, bound))
         return self._least(model, proven, bound)
 
     @property
@@ -348,14 +344,13 @@ class _Search:
         self._keep(least.plan, least.solution.choice, 0)
         assert self.best is not None
         best = self.best.solution
-        return replace(self.best, solution=self._judged(best, best, bound), least=least)
+        return replace(self.best, solution=self._judged(best, bound), least=least)
 
-    def _judged(self, solution: Solution, last: Solution, bound: float) -> Solution:
+    def _judged(self, solution: Solution, bound: float) -> Solution:
         """Choices of the plain problem, with the bound that holds for all plans within the
         budget."""
         bound = min(bound, solution.objective)
         gap = relative_gap(solution.objective, bound)
         choice = solution.choice[: len(self.problem.problem.costs)]
-        optimal = last.status == "optimal" and gap <= max(last.gap, OPTIMAL_GAP)
-        status: Status = "optimal" if optimal else "feasible"
+        status: Status = "optimal" if gap <= OPTIMAL_GAP else "feasible"
         return Solution(choice, solution.objective, bound, gap, status, self.relaxed.statistics)

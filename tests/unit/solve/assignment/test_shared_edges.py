@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.assignment.search.sharding_ilp import solve
-from shardopt.solve.assignment.sharing.held_copies import HeldCopy, with_held
+from shardopt.solve.assignment.sharing.held_copies import HeldCopy, Recomputed, with_held
 from shardopt.solve.assignment.sharing.price_splitting import solve_shared
 from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
 from shardopt.solve.assignment.sharing.shared_model import solve_exactly
@@ -151,32 +151,37 @@ def test_an_integer_program_finds_the_least_true_cost_within_memory(seed: int) -
         assert evaluate(limited, solution.choice).feasible
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_held_copies_take_memory_or_are_made_again(seed: int) -> None:
-    """Readers run one after the other, each other one reads the copy."""
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_held_copies_take_memory_or_are_made_again(seed: int, recomputes: bool) -> None:
+    """Readers run one after the other, each other one reads the copy; perhaps the value can be
+    recomputed for the last one, by a node of its own that is kept or not."""
     sharing, rng = random_sharing(seed), np.random.default_rng(seed)
     problem, group = sharing.problem, sharing.groups[0]
     reads = tuple(~missing & (rng.random((3, 3)) < 0.7) for missing in group.arcs.missing)
-    copy = HeldCopy(group, reads, tuple(range(1, 2 * len(reads), 2)), 5)
+    costs = (*problem.costs, np.array([0.0, 1.0])) if recomputes else problem.costs
     segments = tuple((Usage(0, 8, rng.integers(0, 4, 3)),) for _ in problem.costs)
-    limited = Problem(problem.costs, problem.edges, segments, int(1.2 * problem.num_nodes) + 3, 8)
-    stretches = len(copy.stretches)
+    segments += ((Usage(2, 3, np.array([6, 0])),),) if recomputes else ()
+    late = frozenset({len(reads) - 1})
+    recomputed = Recomputed(len(costs) - 1, np.array([False, True]), late) if recomputes else None
+    copy = HeldCopy(group, reads, tuple(range(1, 2 * len(reads), 2)), 5, recomputed)
+    limited = Problem(costs, problem.edges, segments, int(1.2 * problem.num_nodes) + 3, 8)
     held = with_held(limited, [copy])
     solution = solve_exactly(replace(sharing, problem=held), SearchLimits(), None, [copy])
     best = float("inf")
-    for choice in product(range(3), repeat=problem.num_nodes):
-        seconds = true_cost(sharing, choice)
+    for choice in product(*(range(len(cost)) for cost in costs)):
+        seconds = true_cost(sharing, choice[: problem.num_nodes]) + sum(choice[problem.num_nodes :])
         if seconds >= best:
             continue
-        for kept in product(range(2), repeat=stretches):
+        for kept in product(range(2), repeat=len(copy.stretches)):
             if evaluate(held, choice + kept).feasible:
                 best = min(best, seconds + again(copy, choice, kept))
     assert (solution.objective if solution.choice else float("inf")) == pytest.approx(best)
 
 
 def again(copy: HeldCopy, choice: tuple[int, ...], kept: tuple[int, ...]) -> float:
-    """From the definition: whoever reads the copy and finds it dropped since it was last read pays
-    for all of its way."""
+    """From the definition: whoever reads the copy and finds it dropped since it was last read, or
+    the value recomputed, pays for all of its way."""
     group, last, seconds = copy.group, None, 0.0
     for reader, time in enumerate(copy.times):
         pair = copy.classes(choice, reader)
@@ -186,11 +191,26 @@ def again(copy: HeldCopy, choice: tuple[int, ...], kept: tuple[int, ...]) -> flo
             between = [
                 k for k, (lo, _) in zip(kept, copy.stretches, strict=True) if last < lo < time
             ]
-            if not all(between):
+            other = copy.recomputed is not None and choice[copy.recomputed.node] == 1
+            if not all(between) or (other and reader == len(copy.times) - 1):
                 way = group.arcs.paths[reader][pair].tolist()
                 seconds += sum(group.arcs.seconds[a] for a in way if a < len(group.arcs.seconds))
         last = time
     return seconds
+
+
+def test_what_costs_more_than_a_cutoff_is_not_sought() -> None:
+    sharing = random_sharing(1)
+    problem = sharing.problem
+    usages = tuple((Usage(0, 1, np.array([0, 1, 2])),) for _ in problem.costs)
+    limited = replace(problem, usages=usages, memory_limit=problem.num_nodes // 2, num_times=1)
+    within = replace(sharing, problem=limited)
+    best = solve_exactly(within, SearchLimits(), None).objective
+    for cutoff in (0.9 * best, 1.1 * best):
+        solution = solve_exactly(within, SearchLimits(), None, (), cutoff)
+        assert min(best, cutoff) - 1e-6 <= solution.bound <= best + 1e-6
+        assert solution.status != "infeasible"
+        assert cutoff < best or solution.objective == pytest.approx(best)
 
 
 def test_a_tied_assignment_costs_as_much_as_what_it_stands_for() -> None:

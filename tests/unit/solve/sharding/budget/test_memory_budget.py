@@ -231,6 +231,21 @@ def test_the_objective_rises_as_the_budget_falls() -> None:
     assert objectives == sorted(objectives) and len(set(objectives)) > 1
 
 
+@pytest.mark.parametrize("mesh", [PAIR, LINE])
+def test_a_larger_budget_is_no_slower_and_small_problems_are_proven(mesh: Mesh) -> None:
+    """Copies that are made twice, because they are held for long or their value is recomputed, are
+    paid for in the search."""
+    problem = build_problem(with_residuals(), mesh, CLUSTER)
+    least, before = problem.decode(problem.solve()).peak_bytes, 0.0
+    for limit in range(least, 0, -BYTES // 4):
+        result = fit(problem, limit)
+        if result.plan is None:
+            break
+        assert result.solution.status == "optimal" and result.solution.objective >= before
+        before = result.solution.objective
+    assert before > problem.solve().objective
+
+
 def test_the_least_peak_is_bracketed_and_its_plan_holds_it() -> None:
     problem = build_problem(with_residuals(), PAIR, CLUSTER)
     least = find_least_peak(BudgetModel(problem, find_candidates(problem)), problem.solve().choice)
