@@ -3,12 +3,12 @@
     python -m benchmarks.solve.small_budgets [--cases 24] [--first 0] [--shares 0.1,0.4,0.7,0.95]
         [--most-seconds 300] [--json after.json] [--against before.json]
 
-Training steps of random small models (perceptrons, attention, convolutions; sizes that meshes divide
-and that they do not) on meshes of 3 to 6 devices. Each is planned within budgets between the least
-peak that `find_least_peak` finds and the peak of its fastest plan, a share of the way. Each case has
-a process of its own; what takes more than so many CPU seconds is given up. With `--against` the
-budgets are those of an earlier run, and each plan is held against that run's. Exit code 1 if one is
-slower than it was."""
+Training steps of random small models (perceptrons, attention, convolutions; sizes that meshes
+divide and that they do not) on meshes of 3 to 6 devices. Each is planned within budgets between the
+least peak that `find_least_peak` finds and the peak of its fastest plan, a share of the way. Each
+case has a process of its own; what takes more than so many CPU seconds is given up. With
+`--against` the budgets are those of an earlier run, and each plan is held against that run's. Exit
+code 1 if one is slower than it was."""
 
 from __future__ import annotations
 
@@ -88,9 +88,7 @@ def training_step(seed: int) -> tuple[str, Step, tuple[Any, ...]]:
             return jnp.mean((forward(weights, x) - x) ** 2)
 
         value, gradients = jax.value_and_grad(loss)(weights)
-        state = [
-            jax.tree.map(lambda m, g: 0.9 * m + g * g, moment, gradients) for moment in state
-        ]
+        state = [jax.tree.map(lambda m, g: 0.9 * m + g * g, moment, gradients) for moment in state]
         changes = gradients
         for moment in state:
             changes = jax.tree.map(lambda g, m: g / (jnp.sqrt(m) + 1e-6), changes, moment)
@@ -147,6 +145,7 @@ def _convolution(activation: Step) -> Step:
 def problem_of(seed: int, mesh: str) -> tuple[str, IntraOpProblem]:
     """The problem of a step on a mesh, with sums that may stay open, as in plans with stages."""
     import jax
+    from jaxlib.mlir import ir
 
     from shardopt.dialect.cluster import write_cluster
     from shardopt.extract.control_flow import mark_carried
@@ -159,7 +158,6 @@ def problem_of(seed: int, mesh: str) -> tuple[str, IntraOpProblem]:
     from shardopt.pipeline.manager import run_pipeline
     from shardopt.solve.sharding.intra_op.problem import IntraOpTables
     from shardopt.solve.sharding.strategies.linear import find_linear
-    from jaxlib.mlir import ir
 
     name, step, shapes = training_step(seed)
     lowered = jax.jit(step, donate_argnums=(0, 1)).trace(*shapes).lower(lowering_platforms=("cpu",))
