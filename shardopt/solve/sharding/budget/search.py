@@ -223,7 +223,7 @@ class _Search:
         inner, proven, shardings = self.limit, False, self.start
         if self.best is not None:
             shardings = self.best.solution.choice[: model.first_choice]
-        most = int(_FIRST_SHARE * work)
+        most, known = int(_FIRST_SHARE * work), bound
         for number in range(1, _MOST_EXACT_ROUNDS + 1):
             problem = model.problem(inner, copies)
             held = [held_copy(model, each) for each in kept]
@@ -269,6 +269,9 @@ class _Search:
                 inner -= plan.peak_bytes - self.limit
                 if inner <= 0:
                     break
+        if bound == known and self.best is not None and not proven:
+            # Not even a linear program came to its end.
+            return self._within(model, bound)
         return self._ended(model, proven, bound)
 
     def _ended(self, model: BudgetModel, proven: bool, bound: float) -> Fit:
