@@ -89,38 +89,25 @@ class ReshardingPatterns:
         dims = (np.searchsorted(extents, uneven) * count + before[:, :-1]) * count + after[:, :-1]
         order = np.argsort(dims, axis=1)
         dims = np.take_along_axis(dims, order, axis=1)
-        _, first, pattern = np.unique(
-            row_keys(
-                [
-                    *((column, len(extents) * count**2) for column in dims.T),
-                    (before[:, -1], count),
-                    (after[:, -1], count),
-                ]
-            ),
-            return_index=True,
-            return_inverse=True,
-        )
+        terms = (before[:, -1], count), (after[:, -1], count)
+        numbers = row_keys([*((column, len(extents) * count**2) for column in dims.T), *terms])
+        _, first, pattern = np.unique(numbers, return_index=True, return_inverse=True)
         place = order[first]
-        keys = np.hstack(
-            [
-                *(
-                    np.take_along_axis(each[first], place, axis=1)
-                    for each in (uneven, before[:, :-1], after[:, :-1])
-                ),
-                before[first, -1:],
-                after[first, -1:],
-            ]
+        placed = (
+            np.take_along_axis(each[first], place, axis=1)
+            for each in (uneven, before[:, :-1], after[:, :-1])
         )
-        patterns = []
-        for pair, key in zip(first.tolist(), map(np.ndarray.tobytes, keys), strict=True):
-            if key not in self._patterns:
-                self._patterns[key] = self._pattern(
-                    sources.shardings[rows[pair]],
-                    targets.shardings[columns[pair]],
-                    tuple(uneven[pair].tolist()),
-                    order[pair],
-                )
-            patterns.append(self._patterns[key])
+        keys = np.hstack([*placed, before[first, -1:], after[first, -1:]])
+        patterns = (
+            self._find(
+                key.tobytes(),
+                sources.shardings[rows[pair]],
+                targets.shardings[columns[pair]],
+                uneven[pair],
+                order[pair],
+            )
+            for pair, key in zip(first.tolist(), keys, strict=True)
+        )
         return Pairs(tuple(patterns), pattern, order)
 
     def _code(self, axes: Axes) -> int:
@@ -130,24 +117,35 @@ class ReshardingPatterns:
             self._tiles.append(prod(map(self._mesh.axis_size, axes)))
         return code
 
+    def _find(
+        self,
+        key: bytes,
+        source: Sharding,
+        target: Sharding,
+        uneven: np.ndarray,
+        order: np.ndarray,
+    ) -> Pattern:
+        """The pattern of the pair, by what all of its pairs have in common."""
+        if key not in self._patterns:
+            extents = tuple(uneven.tolist()) if uneven.any() else ()
+            self._patterns[key] = self._pattern(source, target, extents, order.tolist())
+        return self._patterns[key]
+
     def _pattern(
-        self, source: Sharding, target: Sharding, uneven: Uneven, order: np.ndarray
+        self, source: Sharding, target: Sharding, uneven: Uneven, order: Sequence[int]
     ) -> Pattern:
         if not can_reshard(source, target):
             return Pattern(None, np.zeros((0, 2, source.rank + 1), dtype=np.int64))
-        path = path_of_shares(source, target, self._mesh, uneven if any(uneven) else ())
-        places = order.tolist()
-        states = [source, *(after for _, after in path)]
+        path = path_of_shares(source, target, self._mesh, uneven)
         codes = [
-            [*(self._code(state.dims[dim]) for dim in places), self._code(state.unreduced)]
-            for state in states
+            [*(self._code(state.dims[dim]) for dim in order), self._code(state.unreduced)]
+            for state in (source, *(after for _, after in path))
         ]
         steps = [(k, step) for k, (step, _) in enumerate(path) if step is not None]
+        states = np.array([codes[k : k + 2] for k, _ in steps], dtype=np.int64)
         return Pattern(
             tuple([self.steps.setdefault(step, len(self.steps)) for _, step in steps]),
-            np.array([codes[k : k + 2] for k, _ in steps], dtype=np.int64).reshape(
-                len(steps), 2, source.rank + 1
-            ),
+            states.reshape(len(steps), 2, source.rank + 1),
         )
 
 
