@@ -20,7 +20,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.custom_calls import custom_call_faults
-from shardopt.forms.exported_form import read_exported
+from shardopt.forms.exported_form import keep_results, read_exported
 from shardopt.forms.exported_verify import verify_exported
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
@@ -33,6 +33,7 @@ from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.hosts import devices_of_a_machine, hosts_of, num_devices
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.program.memory import over_limit
+from shardopt.runtime.program.unused_results import drop_unused_results
 from shardopt.runtime.run import Backend, Run
 from shardopt.runtime.state.periodic import PeriodicCheckpoints
 from shardopt.support.errors import UserError
@@ -49,7 +50,8 @@ def prepare(module: ir.Module | bytes, custom_calls: str = "") -> Program:
     faults = [*verify_exported(module), *((op.location, fault) for op, fault in native)]
     if faults:
         raise DiagnosedError(*(diagnostic("error", where, message) for where, message in faults))
-    program = replace(build_program(read_exported(module)), hosts=_cluster_hosts(module))
+    built = drop_unused_results(build_program(read_exported(module)), keep_results)
+    program = replace(built, hosts=_cluster_hosts(module))
     problems = check_program(program)
     if problems:
         raise UserError("the module cannot be executed: " + "; ".join(problems))

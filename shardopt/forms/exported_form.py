@@ -21,14 +21,17 @@ accepts."""
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from jaxlib.mlir import ir
 
+from shardopt.dialect.attributes import entries, i32
 from shardopt.dialect.donation import (
+    ALIASING_OUTPUT,
     VERSION_OF,
+    argument_attributes,
     is_donated,
     read_donation,
     read_on_host,
@@ -56,7 +59,10 @@ from shardopt.forms.exported_program import (
 from shardopt.forms.reshard_steps import default_steps
 from shardopt.forms.shardy import to_shardy
 from shardopt.forms.shardy_functions import complete_module
+from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import position_of
+from shardopt.ir.io import module_bytecode
+from shardopt.ir.rewriting import terminator
 from shardopt.mesh.mesh import Mesh, Sharding
 
 MAIN = "main"
@@ -412,3 +418,32 @@ def standalone_bytecode(
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
         return buffer.getvalue()
+
+
+def keep_results(bytecode: bytes, wanted: Collection[int]) -> tuple[bytes, tuple[int, ...]]:
+    """The module of `standalone_bytecode` whose `@main` gives the results with these numbers, and
+    those that take the buffer of an argument, in their order; and the numbers of all of them."""
+    with make_context() as context, ir.Location.unknown():
+        module = ir.Module.parse(bytecode, context)
+        main = find_function(ir.SymbolTable(module.operation), MAIN)
+        aliases = read_donation(main)
+        kept = tuple(sorted({*wanted, *aliases.values()}))
+        end = terminator(entry_block(main))
+        values, type_ = list(end.operands), function_type(main)
+        with ir.InsertionPoint(end):
+            ir.Operation.create(end.name, operands=[values[number] for number in kept])
+        end.erase()
+        main.attributes["function_type"] = ir.TypeAttr.get(
+            ir.FunctionType.get(type_.inputs, [type_.results[number] for number in kept])
+        )
+        if "res_attrs" in main.attributes:
+            of_results = ir.ArrayAttr(main.attributes["res_attrs"])
+            main.attributes["res_attrs"] = ir.ArrayAttr.get([of_results[k] for k in kept])
+        rows = argument_attributes(main)
+        for argument, result in aliases.items():
+            named = entries(rows[argument])
+            if ALIASING_OUTPUT in named:
+                number = i32(kept.index(result))
+                rows[argument] = ir.DictAttr.get({**named, ALIASING_OUTPUT: number})
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(rows)
+        return module_bytecode(module), kept
