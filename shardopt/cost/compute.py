@@ -101,8 +101,9 @@ def op_seconds(
     `bytes_accessed` is what is read and written in device memory, of which the share `in_memory`
     gets there: the rest stays inside a fused kernel. It starts `kernels` kernels. Where the device
     has no measurement of the `kind` of work, this is the roofline max(FLOPs / rate, bytes / memory
-    bandwidth). Where its `kernels` are described, it is that with the rates that they reach, each
-    kernel takes the least a kernel does, and a product loads tiles while it multiplies others, and
+    bandwidth). Where its `kernels` are described, it is that with the rates that they reach
+    (measured ones, `Device.with_measured`, where there are), each kernel takes the least a kernel
+    does, and a product loads tiles while it multiplies others, and
     hides the shorter of the two less well the closer they are: the quadratic mean of both lies
     within 5 % of half of the products measured on an H100 (benchmarks/one_device/h100)."""
     memory = memory_seconds(device, bytes_accessed, dtype) * in_memory
@@ -112,7 +113,9 @@ def op_seconds(
         peak = peak_flops(device, dtype)
         arithmetic = sum(attention_seconds(rates, peak, flops, use) for use in attention)
         return kernels * device.kernels.least_seconds + hypot(arithmetic, memory)
-    if device.kernels is not None and _first(device, _PRODUCTS.get(kind, (kind,)), family) is None:
+    if device.kernels is not None and (
+        kind != measured.SCATTER or _first(device, (kind,), family, "f32") is None
+    ):
         least = kernels * device.kernels.least_seconds
         if kind not in _PRODUCTS:
             return least + memory
@@ -134,12 +137,10 @@ def op_seconds(
 
 def memory_seconds(device: Device, bytes_accessed: float, dtype: str = "f32") -> float:
     """Seconds of elementwise work that reads and writes so many bytes."""
+    if device.kernels is not None:
+        return bytes_accessed / (device.memory_bandwidth * device.kernels.memory)
     curve = _first(device, (measured.ELEMENTWISE,), dtype_family(dtype), "f32")
-    if curve is not None:
-        return curve.at(bytes_accessed)
-    return bytes_accessed / (
-        device.memory_bandwidth * (device.kernels.memory if device.kernels else 1.0)
-    )
+    return curve.at(bytes_accessed) if curve else bytes_accessed / device.memory_bandwidth
 
 
 def copy_seconds(device: Device, bytes_moved: float, kernels: int, dtype: str) -> float:

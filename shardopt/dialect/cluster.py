@@ -56,7 +56,7 @@ def read_cluster(module: ir.Module) -> Cluster:
     ]
     pairs = zip(cluster.groups, profiles, strict=True)
     groups = tuple(
-        replace(group, device=replace(group.device, profile=profile)) for group, profile in pairs
+        replace(group, device=group.device.with_measured(profile)) for group, profile in pairs
     )
     return replace(cluster, groups=groups)
 

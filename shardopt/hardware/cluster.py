@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
 
-from shardopt.hardware.profile import Profile
+from shardopt.hardware.profile import ELEMENTWISE, MATMUL, Profile
 from shardopt.hardware.torus import Torus
 from shardopt.mesh.mesh import Mesh
 
@@ -110,6 +110,28 @@ class Device:
     kernels: KernelRates | None = field(default=None, repr=False)
     profile: Profile | None = None
     platform: str | None = field(default=None, repr=False)
+
+    def with_measured(self, profile: Profile | None) -> Device:
+        """The device with what was measured on it. Where its kernels are described, they reach what
+        the largest products and the largest sum of two arrays reached, and take at least what the
+        smallest sum took; sizes and merging count as described. What was faster than the data sheet
+        is the data sheet's rate then."""
+        if self.kernels is None or profile is None:
+            return replace(self, profile=profile)
+        measured = {name: profile.rate(MATMUL, name) for name in self.peak_flops}
+        rates = {name: rate for name, rate in measured.items() if rate is not None}
+        peaks = {name: max(peak, rates.get(name, 0.0)) for name, peak in self.peak_flops.items()}
+        shares = {name: rate / peaks[name] for name, rate in rates.items()}
+        kernels = replace(self.kernels, products={**self.kernels.products, **shares})
+        bandwidth = self.memory_bandwidth
+        if (reached := profile.rate(ELEMENTWISE, "f32")) is not None:
+            bandwidth = max(bandwidth, reached)
+            kernels = replace(kernels, memory=reached / bandwidth)
+        if least := profile.least_seconds(ELEMENTWISE, "f32"):
+            kernels = replace(kernels, least_seconds=least)
+        return replace(
+            self, peak_flops=peaks, memory_bandwidth=bandwidth, kernels=kernels, profile=profile
+        )
 
     @property
     def fusing(self) -> Fusing:

@@ -50,7 +50,7 @@ def with_profile(cluster: Cluster, path: str) -> Cluster:
             f"found one of '{profile.device}'"
         )
     groups = (
-        replace(group, device=replace(group.device, profile=profile))
+        replace(group, device=group.device.with_measured(profile))
         if group.device.name == profile.device
         else group
         for group in cluster.groups

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.collectives import COLLECTIVES, collective_seconds
 from shardopt.cost.compute import dispatch_seconds, memory_seconds, op_seconds, work_kind
+from shardopt.cost.products import Product
 from shardopt.cost.transfers import messages_seconds
 from shardopt.dialect.cluster import read_cluster, write_cluster
 from shardopt.hardware.cluster import HostGroup
@@ -46,6 +48,7 @@ PROFILE = Profile(
 CPU = load_cluster("cpu-test:2x4")
 GROUP = CPU.groups[0]
 MEASURED = replace(CPU, groups=(replace(GROUP, device=replace(GROUP.device, profile=PROFILE)),))
+H200 = load_cluster("h200:1x1")
 MESH = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))
 
 
@@ -231,6 +234,43 @@ def test_measured_work_overrides_the_roofline() -> None:
         formula, 6e15, 1.0, "f32"
     )
     assert memory_seconds(device, 100.0) == 1.0
+
+
+def test_described_kernels_keep_shapes_and_take_measured_rates() -> None:
+    """Products and copies of the largest sizes take what was measured; what tiles waste and what is
+    merged counts as before."""
+    flops, size = 2.0 * 4096**3, 3.0 * 2**30
+    profile = Profile(
+        "H200-SXM-141GB",
+        1,
+        (
+            Measurement("matmul", (8e3, flops), (1e-6, flops / 800e12), "bf16"),
+            Measurement("elementwise", (3e3, size), (1e-6, size / 4.5e12), "f32"),
+            Measurement("scatter", (10.0, 20.0), (0.5, 0.75), "f32"),
+        ),
+    )
+    device = H200.groups[0].device.with_measured(profile)
+    assert device.with_measured(profile) == device
+    product = partial(op_seconds, device, flops, 0.0, "bf16", kind="matmul")
+    assert product() == pytest.approx(1e-6 + flops / 800e12, rel=1e-6)
+    assert product(product=Product(1, 4096, 4096, 4096, 2)) > product()
+    assert memory_seconds(device, size) == pytest.approx(size / 4.5e12)
+    assert op_seconds(device, 0.0, 20.0, "f32", kind="scatter") >= 0.75
+    # Not measured: as described.
+    assert device.kernels is not None and device.kernels.products["f32"] == 0.76
+    assert device.fusing == H200.groups[0].device.fusing
+
+
+def test_what_is_faster_than_the_data_sheet_is_the_data_sheet() -> None:
+    rows = (Measurement("matmul", (1e9,), (1e-6,), "f32"),)
+    device = H200.groups[0].device.with_measured(Profile("H200-SXM-141GB", 1, rows))
+    assert device.peak_flops["f32"] == 1e15
+    assert device.kernels is not None and device.kernels.products["f32"] == 1.0
+    cluster = replace(H200, groups=(replace(H200.groups[0], device=device),))
+    with make_context() as context, ir.Location.unknown(context):
+        module = ir.Module.create()
+        write_cluster(module, cluster)
+        assert read_cluster(module) == cluster
 
 
 def test_kinds_of_work() -> None:
