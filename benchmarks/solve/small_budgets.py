@@ -36,7 +36,8 @@ MESHES = {"3": "1x3", "4": "1x4", "6": "1x6", "2x3": "2x3"}
 KINDS = ("perceptron", "perceptron", "attention", "convolution")
 # What plans may take: that of the options `gap` and `time-limit` of `shardopt plan`.
 GAP, TIME_LIMIT = 0.001, 60.0
-_LONGER = 1 + 1e-9
+# A plan is not slower where both are within the gap that is asked for.
+_LONGER = 1 + GAP
 
 Step = Callable[..., Any]
 

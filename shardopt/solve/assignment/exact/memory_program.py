@@ -21,8 +21,8 @@ from shardopt.solve.assignment.limits import SearchLimits
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel
 
-# Table entries that a core of its own touches in a second of CP-SAT's deterministic time.
-_WORK_PER_SECOND = 1_500_000_000
+# Work of a second of CP-SAT's deterministic time, which takes one to two seconds of a core.
+_WORK_PER_SECOND = 750_000_000
 _RANDOM_SEED = 1
 
 
