@@ -113,9 +113,10 @@ class Device:
 
     def with_measured(self, profile: Profile | None) -> Device:
         """The device with what was measured on it. Where its kernels are described, they reach what
-        the largest products and the largest sum of two arrays reached, and take at least what the
-        smallest sum took; sizes and merging count as described. What was faster than the data sheet
-        is the data sheet's rate then."""
+        the largest products and the largest sum of two arrays reached; sizes, merging and the least
+        time of a kernel count as described, for equal small kernels in a row, as they are measured,
+        take half of what those of a step do. What was faster than the data sheet is the data
+        sheet's rate then."""
         if self.kernels is None or profile is None:
             return replace(self, profile=profile)
         measured = {name: profile.rate(MATMUL, name) for name in self.peak_flops}
@@ -127,8 +128,6 @@ class Device:
         if (reached := profile.rate(ELEMENTWISE, "f32")) is not None:
             bandwidth = max(bandwidth, reached)
             kernels = replace(kernels, memory=reached / bandwidth)
-        if least := profile.least_seconds(ELEMENTWISE, "f32"):
-            kernels = replace(kernels, least_seconds=least)
         return replace(
             self, peak_flops=peaks, memory_bandwidth=bandwidth, kernels=kernels, profile=profile
         )

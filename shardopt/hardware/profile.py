@@ -96,22 +96,9 @@ class Profile:
     def rate(self, kind: str, dtype: str) -> float | None:
         """Size over seconds of the largest work of a kind on one device; None where there is
         none."""
-        points = self._points(kind, dtype)
-        return points[-1][0] / points[-1][1] if points else None
-
-    def least_seconds(self, kind: str, dtype: str) -> float | None:
-        """Those of the smallest work of a kind on one device."""
-        points = self._points(kind, dtype)
-        return points[0][1] if points else None
-
-    def _points(self, kind: str, dtype: str) -> list[tuple[float, float]]:
         key = kind, dtype, 1, INTRA_HOST
-        return [
-            point
-            for each in self.measurements
-            if each.key == key
-            for point in zip(each.sizes, each.seconds, strict=True)
-        ]
+        rates = (each.sizes[-1] / each.seconds[-1] for each in self.measurements if each.key == key)
+        return next(rates, None)
 
     def nearest(self, kind: str, devices: int, placement: str = INTRA_HOST) -> Curve | None:
         """The curve of the largest group of at most `devices`, or of the smallest where all are
