@@ -49,14 +49,16 @@ class AttentionRate:
 @dataclass(frozen=True)
 class Fusing:
     """What of a program becomes one kernel beside what any compiler fuses: kernels over the same
-    elements (`merged`), those among them that take what they have reduced rows to (`rows`), and
-    attention with its softmax (`attention`). `for_hosts`: memory is that of programs by XLA's
+    elements (`merged`), those among them that take what they have reduced rows to (`rows`) and that
+    compute exponentials and the like again rather than read them (`recomputes`), and attention with
+    its softmax (`attention`). `for_hosts`: memory is that of programs by XLA's
     backend for hosts (`shardopt.solve.sharding.compilers.host`)."""
 
     merged: bool = False
     attention: bool = False
     for_hosts: bool = False
     rows: bool = True
+    recomputes: bool = True
 
 
 UNFUSED = Fusing()
@@ -72,7 +74,9 @@ class KernelRates:
     pass from the start of one kernel to the start of the next, however little it does. `merged`
     says whether the compiler makes one kernel of those over the same elements
     (`shardopt.solve.sharding.kernels.merged_kernels`), as it does for GPUs; `rows` whether such a
-    kernel may reduce rows and read the result, as a softmax has to.
+    kernel may reduce rows and read the result, as a softmax has to; `recomputes` whether it
+    computes exponentials and the like again rather than read them, which takes less time where
+    nothing else needs them in memory.
 
     Smaller products reach less (`shardopt.cost.products`): on a GPU with so many `cores`
     (multiprocessors), of which each computes one tile at a time, or on a systolic array of side
@@ -92,6 +96,7 @@ class KernelRates:
     unaligned: float = 1.0
     attention: tuple[AttentionRate, ...] | None = None
     rows: bool = True
+    recomputes: bool = True
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,13 @@ class Device:
         kernels, for_hosts = self.kernels, self.platform == "cpu"
         if kernels is None:
             return Fusing(for_hosts=for_hosts)
-        return Fusing(kernels.merged, kernels.attention is not None, for_hosts, kernels.rows)
+        return Fusing(
+            kernels.merged,
+            kernels.attention is not None,
+            for_hosts,
+            kernels.rows,
+            kernels.recomputes,
+        )
 
 
 @dataclass(frozen=True)
@@ -278,6 +289,7 @@ class Cluster:
             all(f.attention for f in each),
             all(f.for_hosts for f in each),
             all(f.rows for f in each),
+            all(f.recomputes for f in each),
         )
 
     @cached_property

@@ -103,6 +103,11 @@ KERNELS = Record(
         "rows": Field(
             Flag(), "whether such a kernel may reduce rows and read the result, as a softmax", True
         ),
+        "recomputes": Field(
+            Flag(),
+            "whether it computes exponentials and the like again rather than read them",
+            True,
+        ),
     },
 )
 DEVICE = Record(

@@ -88,8 +88,9 @@ class Framework:
     unless that is 0. `sums_together` combines the sums of all gradients into one collective, behind
     the last of them. `ties` says that the embedding is the last product's weight, too. `by_fsdp2`
     says whose ZeRO 3 it is (`shardopt.measured.fsdp2`). `buffers_gradients` has memory for all
-    gradients through a step, also of one microbatch. `how` is what blocks and steps compute
-    otherwise than the plain model."""
+    gradients through a step, also of one microbatch. `loops` says that a loop runs over the layers:
+    what their backward pass reads is its result, which nothing computes again. `how` is what blocks
+    and steps compute otherwise than the plain model."""
 
     attention: str = ""
     merges: bool = True
@@ -107,6 +108,7 @@ class Framework:
     ties: bool = False
     by_fsdp2: bool = False
     buffers_gradients: bool = False
+    loops: bool = False
     how: Computing = PLAIN
 
 
@@ -220,18 +222,22 @@ _FRAMEWORKS = (
     # On GPUs, configs/a3/*/*.sh: attention=cudnn_flash_te, and XLA_FLAGS turn on the latency-hiding
     # scheduler and pipelined all-gathers, reduce-scatters and all-reduces; configs/base.yml,
     # remat_policy: what lies between `minimal_flash`, which keeps products and the results of
-    # attention, and `full`.
-    (r"maxtext|tpu-recipes", Framework("tpu", overlaps=True, between=("all-but-products",))),
+    # attention, and `full`; and scan_layers.
+    (
+        r"maxtext|tpu-recipes",
+        Framework("tpu", overlaps=True, between=("all-but-products",), loops=True),
+    ),
     # rosetta/projects/pax: XLA's latency-hiding scheduler and asynchronous collectives. paxml,
     # tasks/lm/params/c4.py: EMBEDDING_LOOKUP_STYLE is matmul; contrib/gpu/scripts_gpu/configs.py:
     # the model that does not fit without recomputation, and would with it to spare, keeps its
     # products (SAVE_DOT_WITH_NO_BATCH_DIM). praxis, layers/attentions.py: softmax is "always
-    # carried out in fp32".
+    # carried out in fp32"; layers/transformers.py: StackedTransformerRepeated is a scan.
     (
         r"jax-toolbox",
         Framework(
             overlaps=True,
             between=("all-but-products",),
+            loops=True,
             how=Computing(looks_up_by_product=True, wide_softmax=True),
         ),
     ),

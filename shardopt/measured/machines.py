@@ -53,7 +53,10 @@ def machine_of(row: Row, framework: Framework) -> HostGroup:
     if device.kernels is not None:
         rates = attention_rates(framework.attention, preset, device.kernels)
         merged = device.kernels.merged and framework.merges
-        device = replace(device, kernels=replace(device.kernels, merged=merged, attention=rates))
+        kernels = replace(
+            device.kernels, merged=merged, attention=rates, recomputes=not framework.loops
+        )
+        device = replace(device, kernels=kernels)
     if stated := re.search(r"(\d+) ?gb\b", name):
         device = replace(device, memory_bytes=_memory(device.memory_bytes, int(stated[1])))
     if stated := re.search(r"([\d.]+) ?tb/s", name):

@@ -128,7 +128,7 @@ def _fusible(
     graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing, copied: Set[tuple[int, int]]
 ) -> set[int]:
     """Values that every reader can compute on its way. Nothing is fused through a barrier."""
-    expensive = frozenset[str]() if fusing.merged else _EXPENSIVE
+    expensive = frozenset[str]() if fusing.merged and fusing.recomputes else _EXPENSIVE
     kept = {*graph.outputs, *graph.fenced}
     consumers = graph.consumers()
     fusible = set(cheap_to_clone)

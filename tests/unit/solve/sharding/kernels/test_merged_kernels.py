@@ -97,6 +97,8 @@ def test_compilers_of_gpus_compute_expensive_values_again() -> None:
     columns = softmax(over="a")
     assert 4 in find_kernels(columns, frozenset(), Fusing(merged=True)).fused
     assert 4 not in find_kernels(columns, frozenset(), Fusing()).fused
+    kept = Fusing(merged=True, recomputes=False)  # by the loop over the layers, say
+    assert 4 not in find_kernels(columns, frozenset(), kept).fused
 
 
 def test_an_update_writes_moments_and_weights_in_one_kernel() -> None:
