@@ -3,11 +3,13 @@ JSON each.
 
     python -m benchmarks.one_device.step hf_gpt2_small.train.mlirbc … [--seconds 2] [--hlo FOLDER]
 
-All modules are compiled first, side by side; then one after the other runs alone. State is fed back
-by donation. `step_seconds` is the time of a step when each waits for the one before (median, and
-the smallest), of at least so many seconds and 15 steps; `bytes` what the executable holds and what
-the allocator has seen at most until then, `kernels` the seconds of every operation of the optimized
-module in one step. What the compiler or the device refuses is said on standard error."""
+A few modules at a time are compiled side by side; then one after the other runs alone. State is fed
+back by donation. `step_seconds` is the time of a step when each waits for the one before (median,
+and the smallest), of at least so many seconds and 15 steps; `bytes` what the executable holds and
+what the allocator has seen at most until then, `kernels` the seconds of every operation of the
+optimized module in one step, which XLA_FLAGS=--xla_gpu_enable_command_buffer= tells apart: a
+recorded graph is one operation. What the compiler or the device refuses is said on standard
+error."""
 
 from __future__ import annotations
 
@@ -48,25 +50,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("modules", type=Path, nargs="+", metavar="MODULE")
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--together", type=int, default=4, help="modules compiled at a time")
     parser.add_argument("--hlo", type=Path, metavar="FOLDER", help="also write optimized modules")
     args = parser.parse_args(argv)
-    with ThreadPoolExecutor() as threads:
-        compiled = list(threads.map(_compiled, args.modules))
-    for number, path in enumerate(args.modules):
-        each, compiled[number] = compiled[number], None  # of each module, only while it runs
-        name = path.name.removesuffix(".mlirbc")
-        try:
-            if isinstance(each, Exception):
-                raise each
-            if args.hlo is not None:
-                text = each.loaded.hlo_modules()[0].to_string()
-                (args.hlo / f"{name}.hlo.gz").write_bytes(gzip.compress(text.encode()))
-            row = measured(each, args.seconds)
-        except Exception as error:
-            print(f"{name}: {str(error).splitlines()[0][:300]}", file=sys.stderr, flush=True)
-            continue
-        print(json.dumps({"model": name, **row}), flush=True)
+    for begin in range(0, len(args.modules), args.together):
+        with ThreadPoolExecutor() as threads:
+            paths = args.modules[begin : begin + args.together]
+            compiled = list(threads.map(_compiled, paths))
+        for path in paths:
+            _print_row(path.name.removesuffix(".mlirbc"), compiled.pop(0), args)
     return 0
+
+
+def _print_row(name: str, program: Compiled | Exception, args: argparse.Namespace) -> None:
+    try:
+        if isinstance(program, Exception):
+            raise program
+        if args.hlo is not None:
+            text = program.loaded.hlo_modules()[0].to_string()
+            (args.hlo / f"{name}.hlo.gz").write_bytes(gzip.compress(text.encode()))
+        print(json.dumps({"model": name, **measured(program, args.seconds)}), flush=True)
+    except Exception as error:
+        print(f"{name}: {str(error).splitlines()[0][:300]}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

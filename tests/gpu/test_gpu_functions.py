@@ -1,0 +1,112 @@
+"""Functions that only a GPU runs as they are, or that use what only it has, beside `jax.jit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.experimental import pallas as pl
+
+import shardopt
+
+KEY = jax.random.key(0)
+
+
+def _weights(count: int, dtype: Any = jnp.float32) -> list[jax.Array]:
+    keys = jax.random.split(KEY, count)
+    return [0.1 * jax.random.normal(key, (256, 256), dtype) for key in keys]
+
+
+def _check(step: Callable[..., Any], state: Any, x: jax.Array, **options: Any) -> None:
+    """Losses and state after three steps are those of `jax.jit`."""
+    devices = options.pop("devices", 1)
+    planned = shardopt.parallelize(
+        step, cluster=f"h200:1x{devices}", donate_argnums=0, stages=devices, **options
+    )
+    mine = expected = state
+    with planned:
+        for _ in range(3):
+            mine, loss = planned(mine, x)
+            expected, expected_loss = jax.jit(step)(expected, x)
+            assert float(loss) == pytest.approx(float(expected_loss), rel=2e-2)
+    for one, other in zip(jax.tree.leaves(mine), jax.tree.leaves(expected), strict=True):
+        one, other = (np.asarray(each, np.float32) for each in (one, other))
+        np.testing.assert_allclose(one, other, atol=1e-3 + 0.05 * float(np.abs(other).max()))
+
+
+def _descent(loss: Callable[..., jax.Array]) -> Callable[..., Any]:
+    def step(weights: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        value, grads = jax.value_and_grad(loss)(weights, x)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
+
+    return step
+
+
+def _gate(x_ref: Any, out_ref: Any) -> None:
+    out_ref[...] = x_ref[...] * jax.nn.sigmoid(x_ref[...])
+
+
+@jax.custom_vjp
+def gate(x: jax.Array) -> jax.Array:
+    block = pl.BlockSpec((8, x.shape[1]), lambda i: (i, 0))
+    call = pl.pallas_call(
+        _gate,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(x.shape[0] // 8,),
+        in_specs=[block],
+        out_specs=block,
+    )
+    return jnp.asarray(call(x))
+
+
+def _gate_backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
+    return (grad * jax.grad(lambda y: jnp.sum(jax.nn.silu(y)))(x),)
+
+
+gate.defvjp(lambda x: (gate(x), x), _gate_backward)
+
+
+def test_kernels_of_pallas() -> None:
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = gate(x @ weight)
+        return jnp.mean(x**2)
+
+    _check(_descent(loss), _weights(3), jax.random.normal(KEY, (16, 256)))
+
+
+def test_attention_of_cudnn() -> None:
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        parts = [(x @ weight).reshape(*x.shape[:2], 4, 64) for weight in weights[:3]]
+        attended = jax.nn.dot_product_attention(*parts, is_causal=True, implementation="cudnn")
+        return jnp.mean((attended.reshape(x.shape) @ weights[3]).astype(jnp.float32) ** 2)
+
+    x = jax.random.normal(KEY, (8, 128, 256), jnp.bfloat16)
+    _check(_descent(loss), _weights(4, jnp.bfloat16), x)
+
+
+@pytest.mark.parametrize(
+    "options", [{"devices": 2, "share_gpus": True}, {"offload": "optimizer"}], ids=["share", "host"]
+)
+def test_stages_that_share_a_gpu_and_state_on_the_host(options: dict[str, Any]) -> None:
+    optimizer = optax.adam(1e-3)
+
+    def step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+        def loss(weights: list[jax.Array]) -> jax.Array:
+            y = x
+            for weight in weights:
+                y = jnp.tanh(y @ weight)
+            return jnp.mean(y**2)
+
+        weights, moments = state
+        value, grads = jax.value_and_grad(loss)(weights)
+        changes, moments = optimizer.update(grads, moments, weights)
+        return (optax.apply_updates(weights, changes), moments), value
+
+    state = _weights(4), optimizer.init(_weights(4))
+    _check(step, state, jax.random.normal(KEY, (16, 256)), microbatches=2, **options)
