@@ -4,7 +4,7 @@ of one device."""
 from __future__ import annotations
 
 from functools import cache
-from itertools import pairwise
+from itertools import combinations
 
 import jax
 import jax.export
@@ -26,7 +26,7 @@ from shardopt.passes.base import PassFailure
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_bytes
 from shardopt.runtime.reference import compare, run_reference
-from shardopt.solve.assignment.limits import SearchLimits
+from shardopt.solve.assignment.limits import SearchLimits, work_of
 from shardopt.solve.sharding.budget.search import fit
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
 from tests.e2e.models import MODELS, mlp
@@ -150,25 +150,26 @@ def problem_of(model: Model, mesh: str) -> IntraOpProblem:
         return tables.problem(tied=tuple(graph.tied), residency=graph.residency)
 
 
-@pytest.mark.parametrize(("mesh", "recomputes"), [("1", True), ("4", False)])
-def test_the_example_costs_more_the_smaller_its_budget(mesh: str, recomputes: bool) -> None:
-    """No plan exceeds its budget. One device can only compute again; on four, copies that are made
-    anew are enough."""
+@pytest.mark.parametrize("mesh", ["1", "4"])
+def test_the_example_costs_more_the_smaller_its_budget(mesh: str) -> None:
+    """No plan exceeds its budget, or is faster than what was proven for a larger one. One device
+    can only compute again."""
     problem = problem_of(MODELS["gpt"](), mesh)
     whole = fit(problem, None).plan
     assert whole is not None
-    objectives, recomputed = [], []
+    solutions, recomputed = [], []
     for share in (1.0, 0.97, 0.94, 0.91):
-        limits = SearchLimits(gap_tolerance=1e-3)
+        limits = SearchLimits(gap_tolerance=1e-3, work=work_of(2.0))
         result = fit(problem, int(share * whole.peak_bytes), limits=limits)
         if result.plan is None:
             break
         assert result.plan.peak_bytes <= share * whole.peak_bytes
-        objectives.append(result.solution.objective)
+        solutions.append(result.solution)
         recomputed.append(len(result.plan.rematerialized))
-    assert all(before <= after * 1.001 for before, after in pairwise(objectives))
-    assert recomputed[0] == 0 and (max(recomputed) > 0) == recomputes
-    assert len(objectives) == 4 and objectives[-1] > objectives[0]
+    for larger, smaller in combinations(solutions, 2):
+        assert larger.bound <= smaller.objective * (1 + 1e-9)
+    assert recomputed[0] == 0 and (mesh != "1" or max(recomputed) > 0)
+    assert len(solutions) == 4 and solutions[-1].objective > solutions[0].objective
 
 
 def test_too_small_a_budget_names_the_operation_and_what_is_held() -> None:

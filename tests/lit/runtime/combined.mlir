@@ -1,10 +1,9 @@
 // Two values that one call makes for another mesh, where one call needs both, travel as one message; a third that is
-// needed later travels alone, and one that nobody needs is not sent.
+// needed later travels alone, and one that nobody needs is neither sent nor made.
 // RUN: shardopt program %s | FileCheck %s
 
 // CHECK:      mesh m0
-// CHECK:        %[[A:.*]]: f32[4] [{}], %[[B:.*]]: f32[4] [{}], %[[C:.*]]: f32[4] [{}], %[[D:.*]]: f32[4] [{}] = RUN @make
-// CHECK-NEXT:   FREE %[[D]]
+// CHECK:        %[[A:.*]]: f32[4] [{}], %[[B:.*]]: f32[4] [{}], %[[C:.*]]: f32[4] [{}] = RUN @make
 // CHECK-NEXT:   SEND #[[FIRST:.*]] %[[A]], %[[B]] to m1 routes 0, 0
 // CHECK:        SEND #[[SECOND:.*]] %[[C]] to m1 route 0
 // CHECK:      mesh m1

@@ -199,10 +199,26 @@ four times the bytes that the compiled program moves. So bytes are counted by ke
 * A value is written once, if it is written at all. Every kernel that needs it reads it once, whatever number of
   the kernel's operations do.
 * An operation is fused into its readers if it can be fused into all of them, unless that would move more bytes
-  than writing its result.
+  than writing its result. Functions such as exponentials are computed once, but where kernels are `merged`: XLA's GPU backend
+  computes them again in each kernel, and keeps what they are made of.
 * A value that is resharded between operations that would be fused is written and read for that.
 * A sharding constraint is no operation of a kernel: what it hands on is its operand, in the same memory. Only where
   the two have different shardings it costs something, namely the collective and the memory of the result.
+
+**Orders in memory.** A library multiplies matrices, so the batch, the rows and the columns of an operand have to be
+dimensions that follow each other in memory, each group in the order in which the result, or the other operand, has it; rows and
+columns may change places. Where the cluster file has kernels `merged`, as those of GPUs have, values lie as what made them wrote
+them (`shardopt/solve/sharding/kernels/memory_orders.py`):
+
+* A product writes its result as the program has it, or with rows and columns in each other's place. Loops over elements keep the
+  order of what they read, and a transposition is another name for the same memory.
+* An operand that is no matrix in that order is written once more in one that is, and read again. What a loop makes the copy
+  computes on its way, so that it need not lie in memory otherwise.
+* Where an operation finds its operands in two orders, the one that was made first decides, and the others are copied.
+* A reduction over what is not innermost in memory goes over columns: its kernel ends with it.
+
+The scores of grouped queries, `bkgd,bqgmd->bgkqm`, are an example: their softmax reduces columns, and the product with the
+values needs (q, m) as (m, q). XLA writes the same copies.
 
 How near this comes to compiled programs: [costs of operations, measured](../evidence/operation-costs.md).
 
