@@ -120,13 +120,9 @@ class Worker:
         )
         self._state = WorkerState(self._context)
         self._outputs: dict[int, DeviceArray] = {}
-        # Of results: the others are what the next step needs.
-        self._passing = tuple(
-            buffer
-            for kept in [program.kept_buffers]
-            for _, buffer in program.results
-            if buffer not in kept
-        )
+        kept = program.kept_buffers
+        # Buffers of results that no later step needs.
+        self._passing = tuple(buffer for _, buffer in program.results if buffer not in kept)
         self._num_begun = 0  # steps
         self._live_bytes = LiveBytesObserver(self._context) if options.track_bytes else None
         self._recorder = self._context.recorder = Recorder(self._context) if options.trace else None

@@ -33,7 +33,7 @@ def drop_unused_results(program: Program, keep_results: KeepResults) -> Program:
 
 def _without_unused(part: MeshProgram, keep_results: KeepResults) -> MeshProgram:
     used = {buffer for each in part.instructions for buffer in reads(each)}
-    used |= {buffer for _, buffer in part.results}
+    used |= {buffer for _, buffer in part.results} | {buffer for buffer, _ in part.feedback}
     wanted: dict[str, set[int]] = {}
     for each in part.instructions:
         if isinstance(each, Run):

@@ -103,9 +103,9 @@ def op_seconds(
     has no measurement of the `kind` of work, this is the roofline max(FLOPs / rate, bytes / memory
     bandwidth). Where its `kernels` are described, it is that with the rates that they reach
     (measured ones, `Device.with_measured`, where there are), each kernel takes the least a kernel
-    does, and a product loads tiles while it multiplies others, and
-    hides the shorter of the two less well the closer they are: the quadratic mean of both lies
-    within 5 % of half of the products measured on an H100 (benchmarks/one_device/h100)."""
+    does, and a product loads tiles while it multiplies others, and hides the shorter of the two
+    less well the closer they are: the quadratic mean of both lies within 5 % of half of the
+    products measured on an H100 (benchmarks/one_device/h100)."""
     memory = memory_seconds(device, bytes_accessed, dtype) * in_memory
     family = dtype_family(dtype)
     rates = device.kernels.attention if device.kernels else None

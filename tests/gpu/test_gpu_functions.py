@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.experimental import pallas as pl
 
 import shardopt
+from tests.pallas_gate import gate
 
 KEY = jax.random.key(0)
 
@@ -45,30 +45,6 @@ def _descent(loss: Callable[..., jax.Array]) -> Callable[..., Any]:
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
 
     return step
-
-
-def _gate(x_ref: Any, out_ref: Any) -> None:
-    out_ref[...] = x_ref[...] * jax.nn.sigmoid(x_ref[...])
-
-
-@jax.custom_vjp
-def gate(x: jax.Array) -> jax.Array:
-    block = pl.BlockSpec((8, x.shape[1]), lambda i: (i, 0))
-    call = pl.pallas_call(
-        _gate,
-        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-        grid=(x.shape[0] // 8,),
-        in_specs=[block],
-        out_specs=block,
-    )
-    return jnp.asarray(call(x))
-
-
-def _gate_backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
-    return (grad * jax.grad(lambda y: jnp.sum(jax.nn.silu(y)))(x),)
-
-
-gate.defvjp(lambda x: (gate(x), x), _gate_backward)
 
 
 def test_kernels_of_pallas() -> None:

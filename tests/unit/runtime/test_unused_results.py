@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
@@ -12,6 +14,7 @@ from shardopt.ir.io import module_bytecode
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.instructions import Free, Program, Run
+from shardopt.runtime.program.unused_results import drop_unused_results
 
 _T = '!mpmd.mesh_tensor<"m", tensor<4xf32>, sharding=<@m, [{}]>>'
 _SHARDING = 'mhlo.sharding = "{replicated}"'
@@ -57,6 +60,17 @@ def test_what_nobody_reads_is_not_made() -> None:
     assert (run.function, len(run.outputs)) == ("make", 2)
     assert [each.name for each in part.functions] == ["make"]
     assert not any(isinstance(each, Free) for each in part.instructions)
+
+
+def test_state_that_is_nobodys_result_is_made() -> None:
+    """As older versions of weights are."""
+    program = _prepared(STEP)
+    (part,) = program.meshes
+    hidden = replace(part, results=part.results[1:])
+    (kept,) = drop_unused_results(
+        replace(program, meshes=(hidden,)), lambda bytecode, wanted: (bytecode, tuple(wanted))
+    ).meshes
+    assert kept.instructions == part.instructions
 
 
 def test_numbers_and_state_are_as_before() -> None:

@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental import pallas as pl
 
 import shardopt
 from shardopt.dialect.custom_calls import with_kernels
 from shardopt.runtime.program.instructions import Program, Run
 from shardopt.support.errors import UserError
+from tests.pallas_gate import gate
 
 WEIGHTS, ROWS = (
     jax.ShapeDtypeStruct((128, 128), jnp.float32),
     jax.ShapeDtypeStruct((16, 128), jnp.float32),
 )
-
-
-def _gate(x_ref: Any, out_ref: Any) -> None:
-    out_ref[...] = x_ref[...] * jax.nn.sigmoid(x_ref[...])
-
-
-@jax.custom_vjp
-def gate(x: jax.Array) -> jax.Array:
-    block = pl.BlockSpec((8, x.shape[1]), lambda i: (i, 0))
-    call = pl.pallas_call(
-        _gate,
-        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-        grid=(x.shape[0] // 8,),
-        in_specs=[block],
-        out_specs=block,
-    )
-    return jnp.asarray(call(x))
-
-
-def _backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
-    return (grad * jax.grad(lambda y: jnp.sum(jax.nn.silu(y)))(x),)
-
-
-gate.defvjp(lambda x: (gate(x), x), _backward)
 
 
 def step(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -65,7 +39,7 @@ def test_kernels_of_a_function_need_nobodys_word() -> None:
 
 def test_allowed_calls_stay_allowed() -> None:
     with pytest.raises(UserError, match="expected custom_calls to be a text, found 5"):
-        shardopt.parallelize(step, cluster="h200:1x2", custom_calls=5)  # type: ignore[call-overload]
+        with_kernels(5)
     assert with_kernels("mine, yours").split(",")[-2:] == ["triton_kernel_call_ffi", "yours"]
 
 
