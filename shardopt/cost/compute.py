@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import hypot
 
-from shardopt.cost.attention import AttentionUse, attention_seconds
+from shardopt.cost.attention import attention_seconds
 from shardopt.cost.products import Processors, Product, arithmetic_seconds
+from shardopt.graph.attention_use import AttentionUse
 from shardopt.hardware import profile as measured
 from shardopt.hardware.cluster import Device, HostGroup, KernelRates
 from shardopt.hardware.curves import Curve
@@ -109,7 +110,9 @@ def op_seconds(
     memory = memory_seconds(device, bytes_accessed, dtype) * in_memory
     family = dtype_family(dtype)
     rates = device.kernels.attention if device.kernels else None
-    if device.kernels is not None and rates and attention and kind in _PRODUCTS:
+    if not rates:  # blocks that a mask hides are left out all the same
+        flops *= min((use.visible for use in attention), default=1.0)
+    elif device.kernels is not None and attention and kind in _PRODUCTS:
         peak = peak_flops(device, dtype)
         arithmetic = sum(attention_seconds(rates, peak, flops, use) for use in attention)
         return kernels * device.kernels.least_seconds + hypot(arithmetic, memory)

@@ -97,6 +97,11 @@ _KERNELS = frozenset(
 _BY_ADDRESS = frozenset({"CustomSPMDPartitioning"})
 
 
+def is_kernel(target: str) -> bool:
+    """Whether the call brings the code that it runs with it."""
+    return target in _KERNELS
+
+
 def fault_of(target: str, allowed: Collection[str] = ()) -> str:
     """Why a custom call may not run, "" if it may. `allowed` are names that the user vouches
     for."""
@@ -105,7 +110,7 @@ def fault_of(target: str, allowed: Collection[str] = ()) -> str:
         return f"'@{target}' calls a Python function of the process that made the module"
     if target in _KNOWN or target in allowed:
         return ""
-    if target in _KERNELS:
+    if is_kernel(target):
         return (
             f"'@{target}' is a kernel whose code the module carries; the option "
             f"custom-calls={target} allows it, for modules that you trust"

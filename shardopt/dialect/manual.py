@@ -64,6 +64,21 @@ def read_region(op: ir.Operation) -> ManualRegion:
     return ManualRegion(axes, manual, operands, results)
 
 
+def create_region(
+    region: ManualRegion, operands: Sequence[ir.Value], results: Sequence[ir.Type]
+) -> ir.Operation:
+    """A region without a block, at the current insertion point, with its mesh in its attributes."""
+    # written anew below; the C++ of the operation wants them from the start
+    attributes: dict[str, ir.Attribute] = {
+        side: sdy.TensorShardingPerValueAttr.get([]) for side in _SIDES
+    }
+    attributes["manual_axes"] = ir.Attribute.parse("#sdy<manual_axes{}>")
+    op = ir.Operation.create(MANUAL, results, operands, attributes, regions=1)
+    axes = [sdy.MeshAxisAttr.get(name, size) for name, size in region.axes]
+    write_region(op, sdy.MeshAttr.get(axes), region)
+    return op
+
+
 def write_region(op: ir.Operation, mesh: ir.Attribute | str, region: ManualRegion) -> None:
     """`mesh` is the mesh itself, or the name of one."""
     for side, shardings in zip(_SIDES, (region.operands, region.results), strict=True):

@@ -16,22 +16,24 @@ from functools import cache
 from itertools import chain
 
 from jaxlib.mlir import ir, passmanager
-from jaxlib.mlir.dialects import sdy
 
 from shardopt.dialect.annotation import is_marker
 from shardopt.dialect.manual import MANUAL
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
+from shardopt.extract.call_rules import CALL, call_rule
 from shardopt.extract.element_bits import element_bits
+from shardopt.extract.fused_attention import attention_work, is_attention
 from shardopt.extract.manual_regions import collective_rule, read_island
 from shardopt.extract.op_work import read_work, work_of
+from shardopt.extract.shardy_rules import RULE, has_rule, is_own_rule, parse_rule
 from shardopt.extract.windows import read_windows
+from shardopt.graph.attention_use import AttentionUse
 from shardopt.graph.op_flops import Work
 from shardopt.graph.op_graph import MARKER, FactorRule, Op, OpGraph, Tensor
 from shardopt.ir.loops import CONTROL_FLOW
 from shardopt.ir.rewriting import BARRIER, defining, operations
 from shardopt.ir.splats import read_splat
 
-_RULE = "sdy.sharding_rule"
 _COMBINERS = {
     "stablehlo.dot_general": "add",
     "stablehlo.convolution": "add",
@@ -59,7 +61,7 @@ _BY_THEMSELVES = frozenset(
         "stablehlo.collective_permute",
         "stablehlo.constant",
         "stablehlo.convolution",
-        "stablehlo.custom_call",
+        CALL,
         "stablehlo.fft",
         "stablehlo.pad",
         "stablehlo.reverse",
@@ -73,7 +75,7 @@ _ANNOTATIONS = frozenset({"Sharding", "annotate_device_placement"})
 @contextmanager
 def sharding_rules(module: ir.Module) -> Iterator[None]:
     """Within the block every operation that Shardy knows carries its rule as an attribute;
-    afterwards none does."""
+    afterwards none does but those that had one of their own."""
     passmanager.PassManager.parse(
         "builtin.module(func.func(sdy-populate-op-sharding-rules))", module.context
     ).run(module.operation)
@@ -84,8 +86,8 @@ def sharding_rules(module: ir.Module) -> Iterator[None]:
 
 
 def _drop_rule(op: ir.Operation) -> ir.WalkResult:
-    if _RULE in op.attributes:
-        del op.attributes[_RULE]
+    if has_rule(op) and not is_own_rule(op):
+        del op.attributes[RULE]
     return ir.WalkResult.ADVANCE
 
 
@@ -118,10 +120,10 @@ def _is_readable(type_: ir.Type) -> bool:
 
 def read_rule(op: ir.Operation) -> FactorRule | None:
     """The rule of an operation inside `sharding_rules`, or None."""
-    if op.name == "stablehlo.custom_call":
+    if op.name == CALL:
         return _custom_call_rule(op)
-    if _RULE in op.attributes:
-        rule = _parse_rule(str(op.attributes[_RULE]), op)
+    if has_rule(op):
+        rule = parse_rule(op.attributes[RULE])
         return _with_shifts(op, rule) if op.name == "stablehlo.pad" else rule
     if op.name in CHEAP_TO_CLONE:
         return _free_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
@@ -130,29 +132,10 @@ def read_rule(op: ir.Operation) -> FactorRule | None:
 
 def _custom_call_rule(op: ir.Operation) -> FactorRule | None:
     """The partitioner gathers the operands of all but a few targets, also where Shardy has a rule
-    (`mhlo.topk`)."""
+    (`mhlo.topk`); what may be split is written out as code for one device."""
     if ir.StringAttr(op.attributes["call_target_name"]).value in _ANNOTATIONS:
         return identity_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
-    return None
-
-
-_RULES: dict[str, FactorRule] = {}
-
-
-def _parse_rule(text: str, op: ir.Operation) -> FactorRule:
-    rule = _RULES.get(text)
-    if rule is None:
-        attr = sdy.OpShardingRuleAttr(op.attributes[_RULE])
-        rule = _RULES[text] = FactorRule(
-            sizes=tuple(attr.factor_sizes),
-            operands=tuple(_mapping(m) for m in attr.operand_mappings),
-            results=tuple(_mapping(m) for m in attr.result_mappings),
-            reduction=frozenset(attr.reduction_factors),
-            need_replication=frozenset(attr.need_replication_factors),
-            permutation=frozenset(attr.permutation_factors),
-            blocked=frozenset(attr.blocked_propagation_factors),
-        )
-    return rule
+    return call_rule(op)
 
 
 def _with_shifts(pad: ir.Operation, rule: FactorRule) -> FactorRule:
@@ -167,13 +150,6 @@ def _with_shifts(pad: ir.Operation, rule: FactorRule) -> FactorRule:
         for factor in rule.operands[0][dim]
     }
     return replace(rule, permutation=rule.permutation | (moved - rule.need_replication))
-
-
-def _mapping(attr: ir.Attribute) -> tuple[tuple[int, ...], ...]:
-    return tuple(
-        tuple(sdy.DimMappingAttr(dim).factor_indices)
-        for dim in sdy.TensorMappingAttr(attr).dim_mappings
-    )
 
 
 @cache
@@ -196,6 +172,8 @@ def read_reducer(op: ir.Operation) -> str | None:
     count it repeatedly."""
     if op.name in _COMBINERS:
         return _COMBINERS[op.name]
+    if op.name == CALL:  # as Shardy adds up what it makes of contracted dimensions
+        return "add" if has_rule(op) and len(op.results) == 1 else None
     if op.name not in _COMBINING_REGIONS:
         return None
     block = op.regions[-1].blocks[0]
@@ -288,6 +266,12 @@ def _collect_free(block: ir.Block, inside: set[ir.Value], free: dict[ir.Value, N
         inside.update(inner.operation.results)
 
 
+def attention_of(op: ir.Operation) -> AttentionUse | None:
+    """What kind of kernel a call of fused attention is; None for any other operation."""
+    work = attention_work(op) if is_attention(op) else None
+    return None if work is None else work[1]
+
+
 def is_zero(op: ir.Operation) -> bool:
     """Whether `op` is a constant of zeros."""
     number = read_splat(op) if op.name == "stablehlo.constant" else None
@@ -301,7 +285,7 @@ def _likeness(op: ir.Operation) -> tuple[object, ...] | None:
     if len(op.regions) or name in _BY_THEMSELVES:
         return None
     attributes = op.attributes
-    rule = attributes.get(_RULE, None)
+    rule = attributes.get(RULE, None)
     said = attributes[_SAID_BY[name]] if name in _SAID_BY else None
     return name, rule, said
 
@@ -398,6 +382,7 @@ class GraphReader:
             windows=read_windows(op, rule),
             transcendentals=work.transcendentals,
             island=read_island(op),
+            attention=attention_of(op),
         )
 
     def _pass_on(self, barrier: ir.Operation) -> None:

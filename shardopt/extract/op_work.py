@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.dialect.manual import MANUAL
+from shardopt.extract.fused_attention import attention_work, is_attention
 from shardopt.extract.windows import convolution_windows
 from shardopt.graph.op_flops import Shape, Work, op_work
 from shardopt.ir.loops import CONTROL_FLOW, MAX_COUNTED, UNKNOWN_TRIPS, WHILE, trip_count
@@ -32,6 +33,9 @@ def read_work(op: ir.Operation) -> Work:
 
 def work_of(op: ir.Operation, operands: Sequence[Shape], results: Sequence[Shape]) -> Work:
     """That of an operation other than loops and branches, given the shapes of its tensors."""
+    attention = attention_work(op) if is_attention(op) else None
+    if attention is not None:
+        return Work(attention[0])
     regions = [_region_work(region) for region in op.regions]
     return op_work(op.name, operands, results, _attributes(op, regions), *regions[-1:])
 

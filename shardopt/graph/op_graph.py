@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
+from shardopt.graph.attention_use import AttentionUse
 from shardopt.graph.microbatching import Splat
 from shardopt.graph.op_flops import Work
 from shardopt.graph.windows import Window
@@ -91,7 +92,7 @@ class Op:
     values that came through a barrier together with an operand: the operation runs behind those
     that make them, and is not fused with any. `regions` are those of a loop (condition, body) or
     branch, for readers that look into them. An `island` has but one way to be split; its work is
-    that of one device."""
+    that of one device. `attention` is set for a call of a kernel that attends."""
 
     name: str
     operands: tuple[int, ...]
@@ -109,6 +110,7 @@ class Op:
     waits: tuple[int, ...] = ()
     regions: tuple[Region, ...] = ()
     island: Island | None = None
+    attention: AttentionUse | None = None
 
     @property
     def weighted_flops(self) -> float:

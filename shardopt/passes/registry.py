@@ -62,6 +62,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "verify-chosen",
         "rematerialize",
         "insert-reshards",
+        "localize-calls",
         "annotate-shardings",
         "verify-sharded",
     ),

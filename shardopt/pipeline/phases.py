@@ -122,6 +122,7 @@ PHASES: tuple[Phase, ...] = (
             # copies change who reads what, and so where values are resharded
             "shardopt-rematerialize",
             "shardopt-insert-reshards",
+            "shardopt-localize-calls",  # behind the decisions: what is split has its tiles now
             # last: nobody may insert a value without a sharding any more
             "shardopt-annotate-shardings",
             "shardopt-verify-sharded",

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "graph": {"support", "mesh"},
     "hardware": {"support", "mesh"},
     "planfile": {"support", "options", "mesh", "graph", "hardware"},
-    "cost": {"mesh", "hardware"},
+    "cost": {"mesh", "graph", "hardware"},
     "xla_text": {"mesh", "cost"},
     "schedule": {"support", "hardware"},
     "solve": {

@@ -24,7 +24,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from shardopt.dialect.manual import MANUAL, ManualRegion, write_region
+from shardopt.dialect.manual import ManualRegion, create_region
 from shardopt.dialect.sharding import MHLO_SHARDING
 from shardopt.extract.op_graph import reads
 from shardopt.forms.manual_code import BEGIN, END
@@ -153,26 +153,16 @@ class _Writer:
         self, region: ManualRegion, begins: Sequence[ir.Operation], sources: Sequence[ir.Operation]
     ) -> None:
         ends = self.code.ends
-        axes = [sdy.MeshAxisAttr.get(name, size) for name, size in region.axes]
-        op = ir.Operation.create(
-            MANUAL,
-            [end.results[0].type for end in ends],
-            [source.operands[0] for source in sources],
-            # written anew below; the C++ of the operation wants them from the start
-            {
-                "in_shardings": sdy.TensorShardingPerValueAttr.get([]),
-                "out_shardings": sdy.TensorShardingPerValueAttr.get([]),
-                "manual_axes": ir.Attribute.parse("#sdy<manual_axes{}>"),
-            },
-            regions=1,
-            loc=ends[0].location,
-            ip=ir.InsertionPoint(ends[0]),
-        )
+        with ir.InsertionPoint(ends[0]), ends[0].location:
+            op = create_region(
+                region,
+                [source.operands[0] for source in sources],
+                [end.results[0].type for end in ends],
+            )
         block = op.regions[0].blocks.append(
             *(begin.results[0].type for begin in begins),
             arg_locs=[begin.location for begin in begins],
         )
-        write_region(op, sdy.MeshAttr.get(axes), region)
         with ir.InsertionPoint(block), op.location:
             end_op = sdy.ReturnOp([end.operands[0] for end in ends]).operation
         originals = [view.operation for view in ends[0].block.operations]

@@ -15,6 +15,7 @@ from math import prod
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from shardopt.extract.call_rules import fit_call
 from shardopt.extract.op_graph import free_values
 from shardopt.graph.microbatching import Split
 from shardopt.ir.rewriting import shape_of
@@ -113,6 +114,7 @@ def clone_resized(
         result.set_type(type_)
     if op.name in _EXTENTS:
         _shrink_extents(new, shape_of(op.operands[0]))
+    fit_call(new)
     return new
 
 

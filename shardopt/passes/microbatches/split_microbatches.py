@@ -40,6 +40,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.batch import with_step_loop, write_batch
 from shardopt.extract.accumulation import PRODUCTS, NoAccumulation, find_accumulation
 from shardopt.extract.batch_arguments import BatchArgument, parse_batch_arguments
+from shardopt.extract.call_rules import call_limits
 from shardopt.extract.op_graph import sharding_rules
 from shardopt.forms.microbatched_form import MICROBATCH
 from shardopt.graph.microbatching import Split, TimePlan
@@ -124,6 +125,8 @@ def _explain(
 ) -> PassFailure:
     op = reader.handle(error.op, error.regions)
     message = f"cannot cut the step into microbatches: '{op.name}' {error}"
+    if limits := call_limits(op):
+        message += f": {limits}"
     if error.origin is None and error.reader is not None:
         user = reader.handles[error.reader]
         return pm.error(

@@ -10,7 +10,7 @@ from shardopt.solve.microbatches.time_axis import HEAVY
 MAX_CLONED_OPS = 64
 # A block of these is not the same op at a smaller size: random numbers depend on the position in
 # the full result.
-UNSPLITTABLE = frozenset({"rng", "rng_bit_generator", "custom_call"})
+UNSPLITTABLE = frozenset({"rng", "rng_bit_generator"})
 
 
 def count_cloned_ops(graph: OpGraph) -> list[int]:

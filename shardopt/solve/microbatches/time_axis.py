@@ -92,9 +92,9 @@ class _Walk:
         self.estimated: set[int] = set()
         self.terms: dict[int, frozenset[int]] = {}
         self.regions: dict[int, RegionAxis] = {}
-        outputs = frozenset(graph.outputs)
+        self.outputs = frozenset(graph.outputs)
         self.accumulation = Accumulation(
-            graph, batch, self.is_region, self.splats, self.estimated, outputs
+            graph, batch, self.is_region, self.splats, self.estimated, self.outputs
         )
 
     def axis(self) -> TimeAxis:
@@ -178,7 +178,7 @@ class _Walk:
         tiles = self._tiles(index, op, operands)
         assert op.rule is not None
         splits = [result_split(op, k, cut) for k in range(len(op.results))]
-        if all(split is not None for split in splits):
+        if all(self._is_cut_or_unread(*pair) for pair in zip(op.results, splits, strict=True)):
             for result, split in zip(op.results, splits, strict=True):
                 self.states[result] = State(AxisKind.BATCHED, split, light=light, tiles=tiles)
         elif any(split is not None for split in splits) or cut.factor not in op.rule.reduction:
@@ -187,6 +187,10 @@ class _Walk:
             self._check_reduction(index, op)
             self._set(op, State(AxisKind.PARTIAL, reducer=op.reducer or "", light=light))
         self.cuts[index] = cut
+
+    def _is_cut_or_unread(self, result: int, split: Split | None) -> bool:
+        """What nobody reads, such as the workspace of a kernel, may be that of any microbatch."""
+        return split is not None or not (self.consumers[result] or result in self.outputs)
 
     def _tiles(self, index: int, op: Op, operands: Sequence[State]) -> Tiles | None:
         """Tiles of islands may be handed on, element by element."""

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardopt.cost.attention import AttentionUse, attention_seconds, least_attention_seconds
+from shardopt.cost.attention import attention_seconds, least_attention_seconds
+from shardopt.graph.attention_use import AttentionUse
 from shardopt.hardware.cluster import AttentionRate
 
 RATES = (AttentionRate(128, 0.6, 0.4, 100, 200), AttentionRate(64, 0.3, 0.2, 300, 400))

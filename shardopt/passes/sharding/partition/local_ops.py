@@ -15,6 +15,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.attributes import i64
 from shardopt.dialect.strategy import CLONE, STRATEGY
 from shardopt.extract.op_graph import free_values, is_zero
+from shardopt.extract.shardy_rules import RULE
 from shardopt.graph.op_graph import FactorRule
 from shardopt.graph.windows import Window
 from shardopt.ir.rewriting import shape_of
@@ -98,7 +99,7 @@ def clone_with(op: ir.Operation, operands: Sequence[ir.Value]) -> ir.Operation:
     for region in new.regions:
         for block in region.blocks:
             _replace_captured(block, captured)
-    for name in (STRATEGY, CLONE, "sdy.sharding_rule"):
+    for name in (STRATEGY, CLONE, RULE):
         if name in new.attributes:
             del new.attributes[name]
     return new

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
+from shardopt.extract.call_rules import call_limits
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.ir.loops import UNKNOWN_TRIPS
 from shardopt.mesh.splits import may_split
@@ -30,11 +31,18 @@ def report_replicated(graph: MeshGraph, pm: PassContext) -> None:
 
 def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:
     opaque: dict[tuple[str, str], list[ir.Operation]] = {}
+    limited: dict[tuple[str, str], list[ir.Operation]] = {}
     for op, handle in zip(graph.reader.ops, graph.reader.handles, strict=True):
-        if why := why_opaque(op):
-            opaque.setdefault((_kind(handle), why), []).append(handle)
+        why, limits = why_opaque(op), call_limits(handle)
+        if why:
+            opaque.setdefault((_kind(handle), limits or why), []).append(handle)
+        elif limits:
+            limited.setdefault((_kind(handle), limits), []).append(handle)
     for (kind, why), handles in opaque.items():
         message = f"{kind} cannot be partitioned and runs replicated{_many(handles)}: {why}"
+        pm.remark("no-sharding-rule", handles[0], message)
+    for (kind, why), handles in limited.items():
+        message = f"{kind} is not split as others are{_many(handles)}: {why}"
         pm.remark("no-sharding-rule", handles[0], message)
 
 

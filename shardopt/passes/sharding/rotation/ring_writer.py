@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.manual import MANUAL, ManualRegion, write_region
+from shardopt.dialect.manual import MANUAL, ManualRegion, create_region
 from shardopt.extract.op_graph import GraphReader
 from shardopt.ir.splats import splat_constant
 from shardopt.mesh.mesh import Sharding
@@ -260,27 +260,13 @@ class RingWriter:
         operands = [arguments[argument] for argument in self.region.arguments]
         ops = [each.op for each in self.turn.sums]
         results = [blocks.values[self.graph.ops[op].results[0]].type for op in ops]
-        op = ir.Operation.create(
-            MANUAL, results, [value for value, _ in operands], self._attributes(), regions=1
-        )
-        self.region.append_to(op.regions[0])
         mesh = layout.mesh
-        axes = ", ".join(f'"{name}"={size}' for name, size in mesh.axes)
-        write_region(
-            op,
-            ir.Attribute.parse(f"#sdy.mesh<[{axes}]>"),
-            ManualRegion(
-                mesh.axes,
-                mesh.axis_names,
-                tuple(sharding for _, sharding in operands),
-                tuple(layout.sharding(self._dims(each)) for each in ops),
-            ),
+        region = ManualRegion(
+            mesh.axes,
+            mesh.axis_names,
+            tuple(sharding for _, sharding in operands),
+            tuple(layout.sharding(self._dims(each)) for each in ops),
         )
+        op = create_region(region, [value for value, _ in operands], results)
+        self.region.append_to(op.regions[0])
         return op
-
-    @staticmethod
-    def _attributes() -> dict[str, ir.Attribute]:
-        return {
-            name: ir.Attribute.parse("#sdy.sharding_per_value<[]>")
-            for name in ("in_shardings", "out_shardings")
-        } | {"manual_axes": ir.Attribute.parse("#sdy<manual_axes{}>")}

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from math import prod
 
-from shardopt.cost.attention import AttentionUse
+from shardopt.graph.attention_use import AttentionUse
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph
 
 _PRODUCT = "dot_general"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardopt.cost.attention import AttentionUse
 from shardopt.cost.collectives import Step, collective_curve, steps_seconds
 from shardopt.cost.compute import memory_seconds, op_seconds, work_kind
 from shardopt.cost.products import Product
 from shardopt.cost.resharding_costs import ArcTable, ReshardingCosts
+from shardopt.graph.attention_use import AttentionUse
 from shardopt.graph.op_graph import Tensor
 from shardopt.hardware.cluster import Cluster, Device
 from shardopt.hardware.curves import Curve

@@ -103,6 +103,8 @@ def is_feasible(op: Op, split: Split, mesh: Mesh) -> bool:
         return False
     if not all(fits(window, tiles[window.factor]) for window in windows):
         return False
+    if op.name == "custom_call" and any(op.rule.sizes[f] % count for f, count in tiles.items()):
+        return False  # what is called knows nothing of padding
     if op.name == "convolution" and not _convolves(op, split, windows, mesh):
         return False
     if op.name == "scatter":

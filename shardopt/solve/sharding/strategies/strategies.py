@@ -299,17 +299,20 @@ class _StrategyCosts:
         )
         dtype = self._dtype
         kernels = kernels_of(self.op.name, count, len(self.results), self.accesses)
+        attention = self.accesses.attention if self.accesses else ()
+        if self.op.attention is not None:
+            attention = (self.op.attention,)
         seconds = compute_seconds(
             device=self.device,
-            name=self.op.name,
+            name=self._of_products,
             flops=work,
             alone_bytes=alone,
             kernel_bytes=moved,
             dtype=dtype,
             kernels=kernels,
-            batched=self._is_batched,
+            batched=self._is_batched or self.op.attention is not None,
             product=product,
-            attention=self.accesses.attention if self.accesses else (),
+            attention=attention,
         )
         if self.accesses is None or not self.accesses.copies:
             return seconds
@@ -329,6 +332,11 @@ class _StrategyCosts:
     def _work(self) -> float:
         """What is fused moves nothing, but still does something for each element of its result."""
         return max(self.op.weighted_flops, sum(prod(tensor.shape) for tensor in self.results))
+
+    @property
+    def _of_products(self) -> str:
+        """The name of operations that take as long as this one for as many FLOPs."""
+        return "dot_general" if self.op.attention is not None else self.op.name
 
     @cached_property
     def _dtype(self) -> str:

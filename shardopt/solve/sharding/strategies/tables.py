@@ -88,6 +88,8 @@ class StrategyTables:
             op.rule,
             op.windows,
             op.reducer,
+            op.island,
+            op.attention,
             work,
             op.repeat,
             operands,

@@ -201,6 +201,7 @@ class Rooflines:
                 of_rule[id(op.rule)],
                 op.windows,
                 op.reducer,
+                op.attention,
                 op.weighted_flops,
                 operands,
                 results,

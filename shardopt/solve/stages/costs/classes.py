@@ -204,6 +204,8 @@ def node_kinds(part: StagePart, view: PartView, inputs: Sequence[int]) -> np.nda
             op.trips,
             op.zero,
             op.windows,
+            op.island,
+            op.attention,
         )
         key = (plain, op.group, first_uses, *each, tensors, node in view.unpaid)
         kinds.append(number.setdefault(key, len(number)))

@@ -131,6 +131,21 @@ def test_opaque_ops_take_constants_only() -> None:
     assert caught.value.op == 5
 
 
+def test_what_nobody_reads_of_a_call_need_not_have_rows() -> None:
+    """Such as the workspace of a kernel."""
+    b, t = linear()
+    dims, workspace = ((0,), (1,)), b.tensor(16)
+    called = b.tensor(8, 4)
+    rule = FactorRule((8, 4, 16), (dims,), (dims, ((2,),)), need_replication=frozenset({2}))
+    b.ops.append(Op("custom_call", (t["h"],), (called, workspace), rule))
+    plan = place_ops(run(b, t, called))
+    [_, call] = plan.body
+    assert [view.split for view in call.results] == [Split(0, 1, 8), None]
+    with pytest.raises(CouplingError, match="needs all rows of the batch"):
+        b.op("dot_general", "n j,k->j k", called, workspace, n=8, j=4, k=16, reducer="add")
+        run(b, t, len(b.tensors) - 1)
+
+
 def test_a_coupling_is_accepted_when_no_matrix_product_follows() -> None:
     b, t = linear()
     order = b.op("sort", "n j->n j", t["h"], n=8, j=4, moved="n")

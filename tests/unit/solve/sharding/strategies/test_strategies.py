@@ -14,7 +14,8 @@ from shardopt.cost.collectives import (
     all_reduce_seconds,
     reduce_scatter_seconds,
 )
-from shardopt.graph.op_graph import FactorRule, Op
+from shardopt.graph.attention_use import AttentionUse
+from shardopt.graph.op_graph import Dims, FactorRule, Island, Op
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.strategies.factors import shardable_factors
 from shardopt.solve.sharding.strategies.layouts import Layouts
@@ -104,6 +105,39 @@ def test_without_a_collective_reducer_the_contraction_stays_whole(reducer: str |
 def test_factors_that_must_stay_whole(kind: str) -> None:
     op = Op("slice", (0,), (1,), rule("ij->ij", {"i": 4, "j": 8}, **{kind: "j"}))
     assert shardable_factors(op) == (0,)
+
+
+def test_calls_are_split_without_padding() -> None:
+    of_rows = rule("ij->ij", {"i": 6, "j": 3}, need_replication="j")
+    for name, count in (("tanh", 2), ("custom_call", 1)):
+        made = strategies_of(Op(name, (0,), (1,), of_rows), (f32(6, 3),), (f32(6, 3),), LINE)
+        assert len(made) == count  # six rows on four devices: padded, or not at all
+
+
+def test_calls_of_attention_take_as_long_as_their_products() -> None:
+    shape = f32(4096, 4096)
+    both = []
+    for use in (None, AttentionUse(64, 4096, triangular=False, backward=False)):
+        op = Op("custom_call", (0,), (1,), rule("ij->ij", {"i": 4096, "j": 4096}), flops=1e13)
+        whole, *split = strategies_of(replace(op, attention=use), (shape,), (shape,), LINE)
+        both.append(whole.compute_seconds)
+        assert min(each.compute_seconds for each in split) == pytest.approx(both[-1] / 4, rel=0.05)
+    product = matmul(4096, 4096, 4096, (0, 1), 2)
+    seconds = strategies_of(replace(product, flops=1e13), (shape, shape), (shape,))[0]
+    assert both[1] == pytest.approx(seconds.compute_seconds, rel=0.2)
+
+
+def test_tables_tell_calls_and_regions_apart() -> None:
+    tables, tensors = StrategyTables(LINE, CLUSTER), (f32(8, 8), f32(8, 8))
+    call = Op("custom_call", (0,), (1,), rule("ij->ij", {"i": 8, "j": 8}), flops=1e12)
+    uses = [AttentionUse(64, 4096, triangular, backward=False) for triangular in (False, True)]
+    first, second = (tables.of(replace(call, attention=use), tensors) for use in uses)
+    assert first.seconds[0] > second.seconds[0]
+    sides: list[tuple[Dims, ...]] = [((("x",), ()),), (((), ("x",)),)]
+    islands = [Island(LINE.axes, side, side, ()) for side in sides]
+    region = Op("manual_computation", (0,), (1,), None)
+    first, second = (tables.of(replace(region, island=island), tensors) for island in islands)
+    assert first.operands[0].distinct != second.operands[0].distinct
 
 
 def test_opaque_operations_have_one_strategy() -> None:
