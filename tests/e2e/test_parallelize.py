@@ -404,6 +404,23 @@ def scaled(params: Any, x: jax.Array, mode: str, *, rate: float = 0.1, key: Any 
     return {**params, "w": params["w"] - rate * grads, "count": params["count"] + 1}, loss
 
 
+def test_state_may_be_made_by_calls_that_jax_promises_to_no_later_version() -> None:
+    """`jax.export` refuses LAPACK's pivoted factors, as it does kernels."""
+
+    def init() -> jax.Array:
+        numbers = jax.random.normal(jax.random.key(0), (8, 8))
+        return jax.lax.linalg.qr(numbers, pivoting=True)[0]
+
+    def step(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(weights)
+        return weights - grad, loss
+
+    weights, rows = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (16, 8)))
+    with shardopt.parallelize(step, donate_argnums=0, lazy_state=True, **OPTIONS) as train:
+        session = train.start(weights, rows)
+        np.testing.assert_allclose(session.fetch(session.create(init)), init(), atol=1e-6)
+
+
 @pytest.mark.parametrize("form", ["plain", "jitted", "partial", "method"])
 def test_static_keyword_and_missing_arguments(form: str) -> None:
     class Trainer:

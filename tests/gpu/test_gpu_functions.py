@@ -86,3 +86,52 @@ def test_stages_that_share_a_gpu_and_state_on_the_host(options: dict[str, Any]) 
 
     state = _weights(4), optimizer.init(_weights(4))
     _check(step, state, jax.random.normal(KEY, (16, 256)), microbatches=2, **options)
+
+
+def test_attention_of_cudnn_in_microbatches_and_stages() -> None:
+    """The calls are those of a microbatch; two stages share the GPU."""
+
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for first in range(0, len(weights), 4):
+            query, key, value = ((x @ w).reshape(*x.shape[:2], -1, 64) for w in weights[first:][:3])
+            attended = jax.nn.dot_product_attention(
+                query, key, value, is_causal=True, implementation="cudnn"
+            )
+            x = x + attended.reshape(x.shape) @ weights[first + 3]
+        return jnp.mean(x.astype(jnp.float32) ** 2)
+
+    keys = jax.random.split(KEY, 8)
+    # Four heads of queries, two of keys.
+    widths = [256, 128, 128, 256] * 2
+    weights = [
+        0.1 * jax.random.normal(key, (256, width), jnp.bfloat16)
+        for key, width in zip(keys, widths, strict=True)
+    ]
+    x = jax.random.normal(KEY, (8, 128, 256), jnp.bfloat16)
+    _check(_descent(loss), weights, x, microbatches=4)
+    _check(_descent(loss), weights, x, microbatches=4, devices=2, share_gpus=True)
+
+
+def test_attention_of_cudnn_that_is_split_runs_tile_by_tile() -> None:
+    """What the devices of a mesh would call, one after the other on this one, is the whole."""
+    shapes = (8, 128, 4, 64), (8, 128, 2, 64), (8, 128, 2, 64)
+    keys = jax.random.split(KEY, 3)
+    values = [
+        jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True)
+    ]
+
+    def step(query: jax.Array, key: jax.Array, value: jax.Array) -> Any:
+        def loss(*of: jax.Array) -> jax.Array:
+            out = jax.nn.dot_product_attention(*of, is_causal=True, implementation="cudnn")
+            return jnp.sum(out.astype(jnp.float32) ** 2)
+
+        return jax.grad(loss, argnums=(0, 1, 2))(query, key, value)
+
+    whole = jax.jit(step)(*values)
+    for rows, heads in ((slice(0, 4), slice(0, 2)), (slice(4, 8), slice(2, 4))):
+        of_keys = slice(heads.start // 2, heads.stop // 2)
+        places = [(rows, slice(None), place) for place in (heads, of_keys, of_keys)]
+        tile = jax.jit(step)(*(v[place] for v, place in zip(values, places, strict=True)))
+        for one, other, place in zip(tile, whole, places, strict=True):
+            one, other = np.asarray(one, np.float32), np.asarray(other[place], np.float32)
+            np.testing.assert_allclose(one, other, atol=1e-2 + 0.02 * float(np.abs(other).max()))

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardopt.frontend.calls.call_signature import export_call
 from shardopt.frontend.calls.jax_internals import like
 from shardopt.frontend.steps.replay import Replay
 from shardopt.frontend.steps.state_array import StateArray
@@ -97,7 +98,7 @@ class Session:
         from shardopt.ir.io import load_module
         from shardopt.ir.trial import made_here
 
-        exported = jax.export.export(jax.jit(init), platforms=(self._platform,))(*args)
+        exported = export_call("create", jax.jit(init), self._platform, args, {})
         leaves = jax.tree.leaves(args)
         kept = exported.module_kept_var_idx
         values = [to_numpy(leaves[number], exported.in_avals[number]) for number in kept]
