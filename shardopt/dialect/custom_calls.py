@@ -93,6 +93,9 @@ _KERNELS = frozenset(
     }
 )
 
+# A function with a rule for partitioners, until it is written out (`shardopt.frontend.calls`).
+PARTITIONED = "shardopt.partitioned"
+
 # `jax.custom_partitioning` has the address of a Python object as its configuration.
 _BY_ADDRESS = frozenset({"CustomSPMDPartitioning"})
 
@@ -148,4 +151,4 @@ def with_kernels(allowed: object) -> str:
     code runs here anyway. Raises UserError for what is no text."""
     if not isinstance(allowed, str):
         raise UserError(f"expected custom_calls to be a text, found {allowed!r}")
-    return ",".join(sorted({*names_of(allowed), *_KERNELS}))
+    return ",".join(sorted({*names_of(allowed), *_KERNELS, PARTITIONED}))

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.custom_calls import is_kernel
+from shardopt.dialect.custom_calls import PARTITIONED, is_kernel
 from shardopt.extract.fused_attention import (
     NotSplit,
     attention_limits,
@@ -50,7 +50,10 @@ def call_rule(op: ir.Operation) -> FactorRule | None:
     # Nothing that a call reads would tell it which tile of such a dimension it is to make.
     read = {factor for mapping in rule.operands for dim in mapping for factor in dim}
     made_alone = frozenset(range(len(rule.sizes))) - read
-    return replace(rule, need_replication=rule.need_replication | made_alone)
+    whole = rule.need_replication | made_alone
+    if _target(op) == PARTITIONED:  # it adds up by itself, and says so of no device
+        return replace(rule, reduction=frozenset(), need_replication=whole | rule.reduction)
+    return replace(rule, need_replication=whole)
 
 
 def call_limits(op: ir.Operation) -> str:

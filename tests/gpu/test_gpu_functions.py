@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
 
 import shardopt
 from tests.pallas_gate import gate
@@ -54,6 +55,29 @@ def test_kernels_of_pallas() -> None:
         return jnp.mean(x**2)
 
     _check(_descent(loss), _weights(3), jax.random.normal(KEY, (16, 256)))
+
+
+def test_kernels_of_pallas_in_microbatches() -> None:
+    """The kernel is lowered again, for the rows of a microbatch."""
+
+    def partition(mesh: Any, operands: Any, result: Any) -> Any:
+        return mesh, gate, result.sharding, (operands[0].sharding,)
+
+    split = custom_partitioning(lambda x: gate(x))
+    split.def_partition(partition=partition, sharding_rule="n i -> n i")
+    gated = jax.custom_vjp(split)
+    gated.defvjp(
+        lambda x: (split(x), x),
+        lambda x, grad: (grad * jax.grad(lambda y: jnp.sum(jax.nn.silu(y)))(x),),
+    )
+
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = gated(x @ weight)
+        return jnp.mean(x**2)
+
+    x = jax.random.normal(KEY, (32, 256))
+    _check(_descent(loss), _weights(4), x, microbatches=2, devices=2, share_gpus=True)
 
 
 def test_attention_of_cudnn() -> None:

@@ -10,6 +10,7 @@ from jax import export
 from jax.tree_util import KeyPath, keystr, tree_flatten_with_path
 
 from shardopt.frontend.calls.callbacks import callback_line
+from shardopt.frontend.calls.partitionable import Partitionables
 from shardopt.support.errors import UserError
 
 # How the message of `jax.export` about programs that it does not take begins.
@@ -54,17 +55,27 @@ def types_of(
 
 
 def export_call(
-    function: str, jitted: Any, platform: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: str,
+    jitted: Any,
+    platform: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    partitionables: Partitionables | None = None,
 ) -> export.Exported:
     """The module of a jitted function for arguments of these types, with custom calls that only
     this version of jaxlib knows, such as kernels of Pallas and cuDNN's attention: this version
-    plans and runs it. Raises UserError, in the name of `function`, for callbacks to Python. What
+    plans and runs it. With `partitionables`, functions that say how they may be split are one call
+    there. Raises UserError, in the name of `function`, for callbacks to Python. What
     the user's function raises itself goes through."""
+    rules = None if partitionables is None else partitionables.lowering_rules()
     unchecked = [export.DisabledSafetyCheck.custom_call("ALL")]
     try:
-        return export.export(jitted, platforms=(platform,), disabled_checks=unchecked)(
-            *args, **kwargs
-        )
+        return export.export(
+            jitted,
+            platforms=(platform,),
+            disabled_checks=unchecked,
+            _override_lowering_rules=rules,
+        )(*args, **kwargs)
     except (NotImplementedError, ValueError) as error:
         if not str(error).startswith(_NOT_EXPORTED):
             raise

@@ -18,8 +18,10 @@ from jax import export
 
 from shardopt.frontend.calls.call_signature import export_call
 from shardopt.frontend.calls.callbacks import recorded
+from shardopt.frontend.calls.partitionable import Partitionables
 from shardopt.frontend.calls.static_arguments import StaticArguments
 from shardopt.frontend.planning.optimize import optimize
+from shardopt.frontend.plans.written_out import written_out
 from shardopt.frontend.steps.beside import Beside
 from shardopt.frontend.steps.planning_progress import planning_progress
 from shardopt.frontend.steps.replay import Replay
@@ -272,8 +274,11 @@ class Parallelized(Generic[P, R]):
         if signature not in self._planned:
             args, kwargs = jax.tree.unflatten(signature.tree, signature.avals)
             jitted, finish = self._looked_at(*self._program(call), args, kwargs)
-            exported = export_call("parallelize", jitted, self.export_platform, args, kwargs)
-            self._planned[signature] = Planned(exported, self._optimize(call, exported), finish)
+            platform = self.export_platform
+            own = Partitionables(platform)
+            exported = export_call("parallelize", jitted, platform, args, kwargs, own)
+            plan = written_out(self._optimize(call, exported), own)
+            self._planned[signature] = Planned(exported, plan, finish)
         return self._planned[signature]
 
     def _optimize(self, call: StepCall, exported: export.Exported) -> Plan:

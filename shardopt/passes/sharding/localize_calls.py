@@ -29,6 +29,7 @@ from math import prod
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from shardopt.dialect.custom_calls import PARTITIONED
 from shardopt.dialect.manual import ManualRegion, create_region
 from shardopt.dialect.strategy import CLONE, STRATEGY, OpStrategy, read_strategy, write_strategy
 from shardopt.extract.call_rules import CALL, call_rule, fit_call
@@ -54,9 +55,10 @@ def _localize(op: ir.Operation, mesh: Mesh) -> bool:
     if split.terms:
         raise CannotSplit("an operand is a term of a sum")
     tiles = [_tiles(mapping, split.axes) for mapping in rule.results]
-    # A kernel may have no other results than those it has room for.
     numbers = range(len(op.results))
-    read = [k for k in numbers if any(True for _ in op.results[k].uses)] or list(numbers)
+    read = [k for k in numbers if any(True for _ in op.results[k].uses)]
+    if not read or _target(op) == PARTITIONED:  # which is written out for all of its results
+        read = list(numbers)
     with ir.InsertionPoint(op), op.location:
         lies = OpStrategy.plain(strategy.operands, tiles)
         if split.reduced:
@@ -147,6 +149,10 @@ def _stacked(type_: ir.Type, count: int) -> ir.Type:
     return ir.RankedTensorType.get([count, *tensor.shape], tensor.element_type)
 
 
+def _target(op: ir.Operation) -> str:
+    return ir.StringAttr(op.attributes["call_target_name"]).value
+
+
 def _forget(call: ir.Operation) -> None:
     """What no partitioner is to read."""
     for name in (STRATEGY, CLONE, RULE):
@@ -172,8 +178,9 @@ class LocalizeCalls(Pass):
             try:
                 is_split = _localize(op, mesh)
             except CannotSplit as error:
-                target = ir.StringAttr(op.attributes["call_target_name"]).value
-                raise pm.error(op, f"'@{target}' cannot be split as chosen: {error}") from error
+                raise pm.error(
+                    op, f"'@{_target(op)}' cannot be split as chosen: {error}"
+                ) from error
             split += is_split
             if not is_split and is_own_rule(op):
                 del op.attributes[RULE]
