@@ -13,6 +13,7 @@ import shardopt
 from shardopt.dialect.custom_calls import with_kernels
 from shardopt.extract.call_rules import CALL
 from shardopt.extract.fused_attention import is_attention
+from shardopt.frontend.calls.call_signature import export_call
 from shardopt.ir.rewriting import operations, shape_of
 from shardopt.runtime.program.instructions import Program, Run
 from shardopt.support.errors import UserError
@@ -109,3 +110,41 @@ def test_attention_of_cudnn_is_split(
             assert sizes is not None
             rows, length, heads, _ = queries
             assert sizes[1] == f'"{rows}", "{heads}", "{length}", "{length}"'
+
+
+def test_a_kernel_that_keeps_the_batch_whole_says_why() -> None:
+    parallelized = shardopt.parallelize(
+        step, cluster="h200:1x2", donate_argnums=0, platform="gpu", stages=1, microbatches=2
+    )
+    with pytest.raises(UserError, match="its code was compiled for the extents that it has here"):
+        parallelized.plan(WEIGHTS, ROWS)
+
+
+def test_attention_that_is_split_in_fewer_ways_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a bias without rows of its own is a sum over rows."""
+    pretend_cudnn(monkeypatch)
+
+    def step(bias: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss(bias: jax.Array) -> jax.Array:
+            out = jax.nn.dot_product_attention(x, x, x, bias=bias, implementation="cudnn")
+            return jnp.mean(out.astype(jnp.float32) ** 2)
+
+        value, grad = jax.value_and_grad(loss)(bias)
+        return bias - 0.1 * grad, value
+
+    types = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 4, 64, 64), (8, 64, 4, 64))
+    ]
+    exported = export_call("test", jax.jit(step, donate_argnums=0), "cuda", types, {})
+    remarks: list[str] = []
+    shardopt.optimize(
+        exported,
+        cluster="h200:1x2",
+        stages=1,
+        handler=lambda remark: remarks.append(remark.message),
+    )
+    assert any(
+        "@__cudnn$fmhaScaleBiasSoftmaxBackward is not split as others are: the gradient of its bias"
+        in each
+        for each in remarks
+    )
