@@ -16,7 +16,11 @@ reader by which it may be made again. For two readers i < j and each stretch of 
 
 where y are the sums of pairs that read the copy; while a reader in the middle runs, its own y is
 added on the left, as what it reads is counted beside it. The same row holds where `kept` is that
-the value is not recomputed between the two."""
+the value is not recomputed between the two.
+
+What a caller has found wanting by means that the program does not know is excluded: of strategies
+`S[v]` of the nodes v of a set, sum of x[v, s], s in S[v], is less than the number of nodes
+(combinatorial Benders cuts; Codato and Fischetti 2006)."""
 
 from __future__ import annotations
 
@@ -52,6 +56,9 @@ _ROOMS = (0.001, 0.004, 0.016, 0.064)
 # Within memory they are larger; a program of few columns is solved at once.
 _ROOMS_WITHIN_MEMORY, _FEW_COLUMNS = (0.016, 0.064, 0.256), 5_000
 
+# Assignments that choose one of the strategies (int64) of each of the nodes.
+Excluded = tuple[tuple[int, np.ndarray], ...]
+
 
 def is_small(sharing: Sharing, *, within_memory: bool = False) -> bool:
     """Whether an integer program of the whole is worth its time."""
@@ -70,12 +77,14 @@ def solve_exactly(
     start: tuple[int, ...] | None,
     held: Sequence[HeldCopy] = (),
     cutoff: float = np.inf,
+    excluded: Sequence[Excluded] = (),
 ) -> Solution:
-    """Least true cost within the memory of `sharing.problem`, as `solve_model`, or close to it
-    where the linear program of a problem beyond integer programs has a fractional solution;
-    `cutoff` as there. `time_limit_struck` is 1 in the statistics where the clock ended it. The last
-    nodes of the problem are the stretches of the copies `held` (`with_held`)."""
-    model = SharedModel(sharing, held, start)
+    """Least true cost within the memory of `sharing.problem` and of what is not `excluded`, as
+    `solve_model`, or close to it where the linear program of a problem beyond integer programs has
+    a fractional solution; `cutoff` as there. `time_limit_struck` is 1 in the statistics where the
+    clock ended it. The last nodes of the problem are the stretches of the copies `held`
+    (`with_held`)."""
+    model = SharedModel(sharing, held, start, excluded)
     only_relaxed = model.num_columns > _MOST_INTEGERS and not sharing.problem.has_memory
     solution = solve_model(model, limits, start, only_relaxed=only_relaxed, cutoff=cutoff)
     is_close = solution.gap <= max(limits.gap_tolerance, OPTIMAL_GAP)
@@ -105,9 +114,10 @@ class SharedModel(MarginalModel):
         sharing: Sharing,
         held: Sequence[HeldCopy] = (),
         hint: tuple[int, ...] | None = None,
+        excluded: Sequence[Excluded] = (),
     ) -> None:
         """`hint` is an assignment near which to search; it need not be allowed."""
-        self.sharing, self.held, self.hint = sharing, held, hint
+        self.sharing, self.held, self.hint, self.excluded = sharing, held, hint, excluded
         stretches = sum(len(copy.stretches) for copy in held)
         self._first_stretch = sharing.problem.num_nodes - stretches
         super().__init__(sharing.problem)
@@ -132,7 +142,11 @@ class SharedModel(MarginalModel):
         for copy, readers in made_again(self.held, choice):
             again += sum(float(copy.way(r)[copy.classes(choice, r)]) for r in readers)
         pairs = super().evaluate(choice)
-        return pairs._replace(objective=self.sharing.seconds(choice) + again)
+        is_excluded = any(
+            all(choice[node] in strategies for node, strategies in each) for each in self.excluded
+        )
+        objective = self.sharing.seconds(choice) + again
+        return pairs._replace(objective=objective, feasible=pairs.feasible and not is_excluded)
 
     def _tables(self) -> list[PairTable]:
         return list(_tables(self.sharing))
@@ -154,7 +168,13 @@ class SharedModel(MarginalModel):
         for copy in self.held:
             rows += self._held_rows(copy, node, first_pair)
             node += len(copy.stretches)
+        rows += map(self._excluding_row, self.excluded)
         self._add_rows(rows)
+
+    def _excluding_row(self, excluded: Excluded) -> _Row:
+        columns = (self.offsets[node] + strategies for node, strategies in excluded)
+        entries = dict.fromkeys(np.concatenate(list(columns)).tolist(), 1.0)
+        return _Row(entries, -np.inf, len(excluded) - 1.0)
 
     def _add_steps(self, first_pair: np.ndarray) -> None:
         rows, columns, values = [self._rows], [self._columns], [self._values]

@@ -7,15 +7,16 @@
    which fast and small plans alike come, with a bound for all within the limit.
 4. Solve within the limit, with values that can be recomputed, for plans faster than the best known.
    Where the plan exceeds the limit because of copies of operands, count these in the problem and
-   solve again; where it does for other reasons (scratch space), lower the limit of the problem by
-   the excess. The number of rounds is limited. Steps that readers share are paid for once in a
-   small problem (an integer program, `shared_model`), where copies that outlive their first reader
-   or are made again as their value is recomputed count too (`held_copies`), and by prices that move
-   in a larger one.
+   solve again; where it does for other reasons (scratch space, another order of the finished
+   program), exclude that assignment from a small problem (`exceeding`), or lower the limit of the
+   problem by the excess. The number of rounds is limited. Steps that readers share are paid for
+   once in a small problem (an integer program, `shared_model`), where copies that outlive their
+   first reader or are made again as their value is recomputed count too (`held_copies`), and by
+   prices that move in a larger one.
 5. If nothing fits: the least peak, by `shardopt.solve.sharding.budget.least_peak`.
 
-The problems of steps 3 and 4 only leave out memory, so their bounds hold for every plan within the
-budget.
+The problems of steps 3 and 4 only leave out memory and assignments of which no plan is better than
+the best, so their bounds hold for every plan within the budget.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.assignment.sharing.held_copies import with_held
 from shardopt.solve.assignment.sharing.price_rounds import moved_shares, stalls
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
-from shardopt.solve.assignment.sharing.shared_model import is_small, solve_exactly
+from shardopt.solve.assignment.sharing.shared_model import Excluded, is_small, solve_exactly
+from shardopt.solve.sharding.budget.exceeding import excluding, ways_to_share
 from shardopt.solve.sharding.budget.fewer_bytes import FewerBytes
 from shardopt.solve.sharding.budget.kept_copies import (
     Overlooked,
@@ -56,6 +58,9 @@ _MOST_ROUNDS, _MOST_EXACT_ROUNDS = 8, 48
 # Work of the first exact rounds, as a share of the budget, and how much more the next one has after
 # one that was too short.
 _FIRST_SHARE, _MORE_WORK = 1 / 16, 4
+# Assignments are excluded one by one as long as this share of the work lasts; then the limit is
+# lowered instead.
+_EXCLUDING_SHARE = 1 / 4
 # Work of a solve within the limit, as a share of the budget. For a GPT with 39
 # billion parameters, twice this share makes the step 0.001 % shorter; ten times as much again made
 # the plans of eight stages 0.03 % shorter in all.
@@ -220,6 +225,7 @@ class _Search:
         much work until a plan shows nothing new."""
         sharing, work = self.problem.sharing, self.limits.budget
         copies, kept, fewer = self.overlooked.copies, self.overlooked.kept, FewerBytes(model)
+        excluded, excluding_work = list[Excluded](), int(_EXCLUDING_SHARE * work)
         inner, proven, shardings = self.limit, False, self.start
         if self.best is not None:
             shardings = self.best.solution.choice[: model.first_choice]
@@ -233,7 +239,7 @@ class _Search:
             stretches = limited.problem.num_nodes - problem.num_nodes
             limits = replace(self.limits, work=min(most, work))
             solution = solve_exactly(
-                limited, limits, start + (1,) * stretches, held, self._least_seconds
+                limited, limits, start + (1,) * stretches, held, self._least_seconds, excluded
             )
             work -= int(solution.statistics["work"])
             if inner == self.limit:
@@ -266,6 +272,12 @@ class _Search:
                 break
             else:
                 self._mend(fewer, problem, shardings[: problem.num_nodes], plan, number)
+                if inner == self.limit and excluding_work > 0:
+                    excluding_work -= int(solution.statistics["work"])
+                    exceeding = self._exceeding(model, shardings, number)
+                    if exceeding is not None:
+                        excluded.append(exceeding)
+                        continue
                 inner -= plan.peak_bytes - self.limit
                 if inner <= 0:
                     break
@@ -273,6 +285,18 @@ class _Search:
             # Not even a linear program came to its end.
             return self._within(model, bound)
         return self._ended(model, proven, bound)
+
+    def _exceeding(
+        self, model: BudgetModel, choice: tuple[int, ...], number: int
+    ) -> Excluded | None:
+        """Assignments of which no plan within the limit is better than the best, which may be one
+        of this choice; None where these are too many."""
+        plans = ways_to_share(model, self._of_choice(choice), self.limit)
+        if plans is None:
+            return None
+        for plan in plans:
+            self._keep(plan, choice, number)
+        return excluding(model, choice, alike=not plans)
 
     def _ended(self, model: BudgetModel, proven: bool, bound: float) -> Fit:
         """The best plan, or the least one where none fits; `proven` says that none can."""

@@ -151,6 +151,30 @@ def test_an_integer_program_finds_the_least_true_cost_within_memory(seed: int) -
         assert evaluate(limited, solution.choice).feasible
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_excluded_is_no_answer(seed: int) -> None:
+    sharing = random_sharing(seed)
+    nodes = sharing.problem.num_nodes
+    usages = tuple((Usage(0, 1, np.array([3, 1, 2])),) for _ in range(nodes))
+    problem = replace(sharing.problem, usages=usages, memory_limit=2 * nodes, num_times=1)
+    limited = replace(sharing, problem=problem)
+    best = solve_exactly(limited, SearchLimits(), None).choice
+    # The best itself, and all that have one of its strategies or the next for two nodes.
+    excluded = (
+        tuple((node, np.array([best[node]])) for node in range(nodes)),
+        tuple((node, np.array([best[node], (best[node] + 1) % 3])) for node in range(2)),
+    )
+    allowed = [
+        choice
+        for choice in product(range(3), repeat=nodes)
+        if evaluate(problem, choice).feasible
+        and not any(all(choice[node] in each for node, each in those) for those in excluded)
+    ]
+    solution = solve_exactly(limited, SearchLimits(), best, excluded=excluded)
+    assert solution.choice in allowed and solution.status == "optimal"
+    assert solution.objective == pytest.approx(min(true_cost(sharing, each) for each in allowed))
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_held_copies_take_memory_or_are_made_again(seed: int, recomputes: bool) -> None:

@@ -17,12 +17,13 @@ from shardopt.graph.residency import MicrobatchLoop, Residency
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Solution, evaluate
-from shardopt.solve.sharding.budget import search
+from shardopt.solve.sharding.budget import fewer_bytes, operand_copies, search
 from shardopt.solve.sharding.budget.least_peak import find_least_peak
 from shardopt.solve.sharding.budget.model import BudgetModel
 from shardopt.solve.sharding.budget.rematerialization import find_candidates
 from shardopt.solve.sharding.budget.search import fit
 from shardopt.solve.sharding.intra_op.copies import find_copies
+from shardopt.solve.sharding.intra_op.finished import finished
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables, build_problem
 from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
@@ -244,6 +245,29 @@ def test_a_larger_budget_is_no_slower_and_small_problems_are_proven(mesh: Mesh) 
         assert result.solution.status == "optimal" and result.solution.objective >= before
         before = result.solution.objective
     assert before > problem.solve().objective
+
+
+def test_a_plan_whose_program_alone_exceeds_the_budget_leaves_no_gap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Programs that recompute hold more than their problem counts here, so that the best plan is
+    one without."""
+
+    def more(problem: IntraOpProblem, plan: IntraOpPlan) -> IntraOpPlan:
+        held = finished(problem, plan)
+        return replace(held, live_bytes=held.live_bytes + 9 * BYTES * bool(held.rematerialized))
+
+    for module in (operand_copies, fewer_bytes):
+        monkeypatch.setattr(module, "finished", more)
+    problem = build_problem(with_residuals(), PAIR, CLUSTER)
+    least = problem.decode(problem.solve()).peak_bytes
+    for limit in range(least - BYTES // 4, least - BYTES, -BYTES // 4):
+        found = fit(problem, limit).solution
+        with monkeypatch.context() as context:
+            context.setattr(search, "find_candidates", lambda problem: ())
+            without = fit(problem, limit).solution
+        assert found.status == without.status == "optimal"
+        assert found.objective == pytest.approx(without.objective)
 
 
 def test_the_least_peak_is_bracketed_and_its_plan_holds_it() -> None:
