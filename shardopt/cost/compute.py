@@ -35,6 +35,15 @@ _PRODUCTS = {
 _OTHER = frozenset(("sort", "top_k", "fft", "cholesky", "triangular_solve"))
 OTHER = "other"
 
+# What convolutions of single channels reach of the FLOP/s beside the units for products: 10 to 14
+# of 67 TFLOP/s on an H200 (benchmarks/one_device/h200).
+_SINGLE_CHANNELS = 0.18
+# The FLOPs of an element that kernels take on top of their bytes which hold the rows of a tensor,
+# times the square of how many tensors: rows are kept in registers, and the more of them one block
+# takes, the fewer blocks run beside it. Softmax forward takes 0.3 to 0.8 ps an element more than
+# its bytes, backward, from two tensors, 1.6 to 3.8 (the same measurements).
+_HELD_FLOPS = 40
+
 # Where to look, in this order, for the rate of a dtype family a device does not list: the next
 # family that can hold its values.
 _FALLBACK = {"f8": ("bf16", "f16"), "bf16": ("f16",), "f16": ("bf16",), "i8": ("f16", "bf16")}
@@ -152,6 +161,18 @@ def copy_seconds(device: Device, bytes_moved: float, kernels: int, dtype: str) -
     return kernels * least + memory_seconds(device, bytes_moved, dtype)
 
 
+def held_seconds(device: Device, elements: float, tensors: int, read_again: float) -> float:
+    """Seconds that a kernel takes on top of its bytes which holds the rows of so many tensors, of
+    so many elements each, while it reduces them, and those of a second one, where there is one,
+    that reads so many bytes an element to reduce them for others."""
+    if device.kernels is None or device.kernels.vector_flops is None:
+        return 0.0
+    held = _HELD_FLOPS * tensors**2 * elements / device.kernels.vector_flops
+    if not read_again:
+        return held
+    return 2 * held + copy_seconds(device, read_again * elements, 1, "f32")
+
+
 def _arithmetic_seconds(
     kernels: KernelRates,
     device: Device,
@@ -167,8 +188,12 @@ def _arithmetic_seconds(
     rate = peak_flops(device, dtype) * share
     if kind == measured.CONVOLUTION:
         rate *= kernels.convolutions
-    if product is None:
+        if product is not None and product.columns == 1 and kernels.vector_flops is not None:
+            rate = min(rate, _SINGLE_CHANNELS * kernels.vector_flops)
+    if product is None or product.columns == 1:
         return flops / rate
+    if product.across and dtype_family(dtype) == "f32":
+        rate *= kernels.across[product.across - 1]
     processors = Processors(
         rate,
         kernels.cores or 0,

@@ -37,7 +37,8 @@ _SUBLANES = 8
 @dataclass(frozen=True)
 class Product:
     """The share of one device: `batch` products of `rows` x `depth` with `depth` x `columns`.
-    `aligned` is whether all rows in memory fill whole words of 16 bytes."""
+    `aligned` is whether all rows in memory fill whole words of 16 bytes, `across` how many of the
+    operands have another dimension innermost than what is contracted."""
 
     batch: int
     rows: int
@@ -45,6 +46,7 @@ class Product:
     depth: int
     itemsize: int
     aligned: bool = True
+    across: int = 0
 
     @property
     def flops(self) -> float:

@@ -81,7 +81,11 @@ class KernelRates:
     Smaller products reach less (`shardopt.cost.products`): on a GPU with so many `cores`
     (multiprocessors), of which each computes one tile at a time, or on a systolic array of side
     `matrix_unit`; None where that is not modelled. Products whose rows do not fill words of 16
-    bytes reach the share `unaligned` of what others do.
+    bytes reach the share `unaligned` of what others do. `across` are the shares that products in
+    f32 reach of which one operand, or both, lie across what they are multiplied along: the units of
+    some GPUs take operands of 32 bits in one order alone. `vector_flops` are the FLOP/s in f32
+    beside the units for products, which bound kernels that hold rows, and convolutions of single
+    channels; None where that is not modelled.
 
     `attention` are the rates of fused attention, by head size; None where programs write the scores
     of attention to memory, as XLA's do unless they call a library for it."""
@@ -97,6 +101,8 @@ class KernelRates:
     attention: tuple[AttentionRate, ...] | None = None
     rows: bool = True
     recomputes: bool = True
+    across: tuple[float, float] = (1.0, 1.0)
+    vector_flops: float | None = None
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,18 @@ KERNELS = Record(
             "whether it computes exponentials and the like again rather than read them",
             True,
         ),
+        "across": Field(
+            Items(SHARE, least=2, most=2),
+            "shares that products in f32 reach of which one operand, or both, lie across what they "
+            "are multiplied along",
+            (1.0, 1.0),
+        ),
+        "vector_flops": Field(
+            Nullable(POSITIVE),
+            "FLOP/s in f32 beside the units for products, which bound kernels that hold rows; left "
+            "out: not modelled",
+            None,
+        ),
     },
 )
 DEVICE = Record(
@@ -443,6 +455,8 @@ def _fields(group: HostGroup) -> dict[str, Any]:
     rows, torus = group.device_links, fields["torus"]
     if torus is not None:
         fields["torus"] = torus | {"slice": list(torus["slice"])}
+    if (kernels := fields["device"]["kernels"]) is not None:
+        kernels["across"] = list(kernels["across"])
     return _without_none(fields | {"device_links": rows and [list(row) for row in rows]})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardopt.cost.compute import EFFICIENCY, dtype_family, op_seconds, peak_flops
+from shardopt.cost.compute import EFFICIENCY, dtype_family, held_seconds, op_seconds, peak_flops
 from shardopt.cost.products import Product
 from shardopt.hardware.cluster import Device, KernelRates
 from shardopt.hardware.cluster_file import load_cluster
@@ -98,7 +98,8 @@ def product_of(row: dict[str, Any]) -> Product:
     itemsize = 4 if row["dtype"] == "float32" else 2
     lines = (*(shape[-1] for shape in row["shapes"]), columns)
     aligned = all(extent * itemsize % 16 == 0 for extent in lines)
-    return Product(*(batch or [1]), rows, columns, depth, itemsize, aligned)
+    across = int(second[-1] == columns)
+    return Product(*(batch or [1]), rows, columns, depth, itemsize, aligned, across)
 
 
 def test_products_of_an_h100_take_what_was_measured() -> None:
@@ -109,7 +110,7 @@ def test_products_of_an_h100_take_what_was_measured() -> None:
     assert device.kernels is not None
     device = replace(
         device,
-        kernels=replace(device.kernels, products={"f32": 0.84, "f16": 0.80, "bf16": 0.83}),
+        kernels=replace(device.kernels, products={"f32": 0.96, "f16": 0.80, "bf16": 0.83}),
     )
     known, flat = [], []
     for row in measured_products():
@@ -122,6 +123,49 @@ def test_products_of_an_h100_take_what_was_measured() -> None:
     assert len(known) > 190
     assert median(known) < 0.055 and mean(known) < 0.1
     assert mean(known) < 0.9 * mean(flat)
+
+
+def test_products_in_f32_take_longer_across_what_they_contract() -> None:
+    """Of 32 bits a Hopper multiplies rows with rows: x W and x' y are slower than x W' by as much as
+    the preset says; 16 bits are not."""
+    device = load_cluster("h200").groups[0].device
+
+    def seconds(across: int, dtype: str) -> float:
+        product = Product(1, 8192, 8192, 8192, 4, across=across)
+        return op_seconds(device, product.flops, 0.0, dtype, kind="matmul", product=product)
+
+    assert device.kernels is not None
+    for across, share in enumerate(device.kernels.across, start=1):
+        assert seconds(across, "f32") == pytest.approx(seconds(0, "f32") / share, rel=1e-2)
+        assert seconds(across, "bf16") == seconds(0, "bf16")
+
+
+def test_convolutions_of_single_channels_run_beside_the_units_for_products() -> None:
+    device = load_cluster("h200").groups[0].device
+    flops = 2.0 * 96 * 128 * 56 * 56 * 49
+    single, many = (
+        op_seconds(
+            device,
+            flops,
+            0.0,
+            "bf16",
+            kind="convolution",
+            product=Product(batch, 128 * 56 * 56, columns, 49, 2),
+        )
+        for batch, columns in ((96, 1), (1, 96))
+    )
+    # 286 us, measured on an H200 (benchmarks/one_device/h200), of which 37 are those of its bytes.
+    assert 200e-6 < single < 400e-6
+    assert many < single / 10
+
+
+def test_rows_that_a_kernel_holds_take_seconds_beside_its_bytes() -> None:
+    device = load_cluster("h200").groups[0].device
+    one = held_seconds(device, 1e8, 1, 0.0)
+    assert held_seconds(device, 1e8, 2, 0.0) == pytest.approx(4 * one)
+    assert held_seconds(device, 1e8, 1, 4.0) > 2 * one + 4e8 / device.memory_bandwidth
+    tpu = load_cluster("tpu-v4").groups[0].device
+    assert held_seconds(tpu, 1e8, 2, 4.0) == 0.0
 
 
 # TFLOP/s of rows x depth by depth x columns after as many others as it takes to slow a device down,

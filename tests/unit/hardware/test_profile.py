@@ -257,7 +257,7 @@ def test_described_kernels_keep_shapes_and_take_measured_rates() -> None:
     assert memory_seconds(device, size) == pytest.approx(size / 4.5e12)
     assert op_seconds(device, 0.0, 20.0, "f32", kind="scatter") >= 0.75
     # Not measured: as described.
-    assert device.kernels is not None and device.kernels.products["f32"] == 0.76
+    assert device.kernels is not None and device.kernels.products["f32"] == 0.87
     assert device.fusing == H200.groups[0].device.fusing
 
 

@@ -9,8 +9,9 @@ benchmarks/cost/memory_accounting.py and benchmarks/cost/op_costs.py for how clo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from math import prod
 
 from shardopt.graph.op_bytes import touched
 from shardopt.graph.op_graph import Op, OpGraph
@@ -19,11 +20,12 @@ from shardopt.solve.sharding.kernels.attention import FusedAttention
 from shardopt.solve.sharding.kernels.memory_orders import NO_REWRITES, Rewrites
 
 # Not computed twice: fused only where there is one reader. Compilers that merge kernels, XLA's for
-# GPUs, compute them again: on a chip that takes less time than memory.
-_EXPENSIVE = frozenset({
-    "atan2", "cbrt", "cosine", "divide", "exponential", "exponential_minus_one", "log",
-    "log_plus_one", "logistic", "power", "remainder", "rsqrt", "sine", "sqrt", "tan", "tanh",
-})  # fmt: skip
+# GPUs, compute all but the long ones again: on a chip that takes less time than memory.
+_LONG = frozenset({"atan2", "cbrt", "cosine", "power", "sine", "tan", "tanh"})
+_EXPENSIVE = _LONG | {
+    "divide", "exponential", "exponential_minus_one", "log", "log_plus_one", "logistic",
+    "remainder", "rsqrt", "sqrt",
+}  # fmt: skip
 # What a loop over the elements of a result can compute on the way, and what is cheap enough to be
 # computed twice.
 CHEAP = _EXPENSIVE | {
@@ -39,6 +41,16 @@ _FOLDED = frozenset({"reshape", "transpose"})
 
 
 @dataclass(frozen=True)
+class HeldRows:
+    """What a kernel keeps on the chip that reduces rows and takes the result: rows of so many
+    `tensors`. `read_again` are the bytes, for each of their elements, that a second kernel reads to
+    reduce the same rows for others: one that holds rows writes one result."""
+
+    tensors: int
+    read_again: float = 0.0
+
+
+@dataclass(frozen=True)
 class Fusion:
     """`fused` are the values that never lie in memory. `readers[t]` are the operations, in program
     order, that touch the memory of tensor t: a reader whose result is fused does so where that
@@ -48,7 +60,8 @@ class Fusion:
     merged (`shardopt.solve.sharding.kernels.merged_kernels`), and itself else; empty stands for the
     latter. `attention` are places whose kernels are of attention
     (`shardopt.solve.sharding.kernels.attention`). `rewrites` are values that lie in memory in
-    several orders of their dimensions."""
+    several orders of their dimensions. `held` are reductions, one of a kernel, whose kernels take
+    what they reduce rows to."""
 
     fused: frozenset[int]
     readers: tuple[tuple[int, ...], ...]
@@ -56,6 +69,7 @@ class Fusion:
     attention: tuple[FusedAttention, ...] = ()
     fusing: Fusing = UNFUSED
     rewrites: Rewrites = NO_REWRITES
+    held: Mapping[int, HeldRows] = field(default_factory=dict)
 
     def awaited(self, graph: OpGraph) -> dict[int, list[int]]:
         """For each kernel the values for which its operations wait at a barrier."""
@@ -66,6 +80,15 @@ class Fusion:
             for kernel in self.readers[op.results[0]] if is_fused else kernels:
                 awaited.setdefault(kernel, {}).update(dict.fromkeys(op.waits))
         return {kernel: list(tensors) for kernel, tensors in awaited.items() if tensors}
+
+
+def is_renaming(graph: OpGraph, op: Op) -> bool:
+    """Whether it reduces over dimensions of one element alone, which the compiler makes a
+    reshape."""
+    return op.name == "reduce" and all(
+        prod(graph.tensors[operand].shape) == prod(graph.tensors[result].shape)
+        for operand, result in zip(op.operands, op.results, strict=False)
+    )
 
 
 def touched_at(
@@ -128,12 +151,13 @@ def _fusible(
     graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing, copied: Set[tuple[int, int]]
 ) -> set[int]:
     """Values that every reader can compute on its way. Nothing is fused through a barrier."""
-    expensive = frozenset[str]() if fusing.merged and fusing.recomputes else _EXPENSIVE
+    expensive = _LONG if fusing.merged and fusing.recomputes else _EXPENSIVE
     kept = {*graph.outputs, *graph.fenced}
     consumers = graph.consumers()
     fusible = set(cheap_to_clone)
     for op in graph.ops:
-        if op.name not in CHEAP or len(op.results) != 1 or op.results[0] in kept:
+        cheap = op.name in CHEAP or is_renaming(graph, op)
+        if not cheap or len(op.results) != 1 or op.results[0] in kept:
             continue
         using = consumers[op.results[0]]
         if (
@@ -180,18 +204,26 @@ def _is_mirrored_kernel(op: Op, reader: Op) -> bool:
 
 
 def _bytes_read(graph: OpGraph, fusible: Set[int]) -> list[float]:
-    """For each operation what it reads of memory when all that can be fused is."""
-    producers = graph.producers()
-    bytes_read: list[float] = []
+    """For each operation what it reads of memory when what can be fused is, once of each tensor. A
+    value for which more would be read than it has bytes is in memory, if several read it."""
+    producers, consumers = graph.producers(), graph.consumers()
+    # For each operation the tensors that it reads, with the bytes of each.
+    sources: list[dict[int, float]] = []
+    total: list[float] = []
     for op in graph.ops:
         tensors = (*op.operands, *op.results)
-        total = 0.0
+        read: dict[int, float] = {}
         for operand, (like, share) in zip(
             op.operands, touched(op.name, len(op.operands), len(op.results)), strict=False
         ):
             maker = producers[operand] if operand in fusible else -1
-            total += (
-                bytes_read[maker] if maker >= 0 else graph.tensors[tensors[like]].size_bytes * share
-            )
-        bytes_read.append(total)
-    return bytes_read
+            size = graph.tensors[operand].size_bytes
+            if maker >= 0 and (total[maker] <= size or len(consumers[operand]) == 1):
+                inside = sources[maker]
+            else:
+                inside = {operand: graph.tensors[tensors[like]].size_bytes * share}
+            for tensor, bytes_ in inside.items():
+                read[tensor] = max(bytes_, read.get(tensor, 0.0))
+        sources.append(read)
+        total.append(sum(read.values()))
+    return total

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from shardopt.graph.attention_use import AttentionUse
 from shardopt.graph.op_bytes import touched
 from shardopt.graph.op_graph import OpGraph
-from shardopt.solve.sharding.kernels.fusion import Fusion
+from shardopt.solve.sharding.kernels.fusion import Fusion, HeldRows
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,21 @@ class Accesses:
     """`counts` are, for each tensor of an operation, operands first, in how many kernels the
     operation touches its memory. `attention` are the kernels of attention that compute it. `copies`
     are, for each operand, how many kernels write it in another order of its dimensions, which the
-    operation then reads; empty stands for none."""
+    operation then reads, and `strewn` how many of these in an order whose innermost dimension is
+    short; empty stands for none. `held` is what the kernel of a reduction keeps that takes its
+    result."""
 
     counts: tuple[int, ...]
     attention: tuple[AttentionUse, ...] = ()
     copies: tuple[int, ...] = ()
+    strewn: tuple[int, ...] = ()
+    held: HeldRows | None = None
+
+
+# How much longer kernels take that write a tensor in an order whose innermost dimension is short.
+# Where it has three or four numbers of 16 bits, XLA's move 0.64, 0.85 and 1.0 TB/s on an H200,
+# other copies 4.1 (benchmarks/one_device/h200).
+_STREWN = 5
 
 
 def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
@@ -57,11 +67,17 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
             seen[operand] |= fresh
             reads.append(len(fresh))
         written = (
-            int(result not in fused) * (1 + rewrites.more_writes.get(result, 0))
+            int(result not in fused)
+            * (
+                1
+                + rewrites.more_writes.get(result, 0)
+                + (_STREWN - 1) * rewrites.strewn_writes.get(result, 0)
+            )
             for result in op.results
         )
-        copies = rewrites.copies.get(index, ())
-        accesses.append(Accesses((*reads, *written), uses.get(index, ()), copies))
+        copies, strewn = rewrites.copies.get(index, ()), rewrites.strewn.get(index, ())
+        held = fusion.held.get(index)
+        accesses.append(Accesses((*reads, *written), uses.get(index, ()), copies, strewn, held))
     return tuple(accesses)
 
 
@@ -75,8 +91,11 @@ def accessed_bytes(
 
 
 def copied_bytes(sizes: Sequence[float], accesses: Accesses) -> float:
-    """Bytes that copies of operands read and write, given those of the operands."""
-    return sum(2 * size * n for size, n in zip(sizes, accesses.copies, strict=False))
+    """Bytes that copies of operands read and write, given those of the operands; more where they
+    take longer than those."""
+    strewn = accesses.strewn or (0,) * len(accesses.copies)
+    counts = (n + (_STREWN - 1) * m for n, m in zip(accesses.copies, strewn, strict=True))
+    return sum(2 * size * n for size, n in zip(sizes, counts, strict=False))
 
 
 def kernels_of(name: str, num_operands: int, num_results: int, accesses: Accesses | None) -> int:

@@ -36,30 +36,42 @@ Order = tuple[int, ...]
 class Rewrites:
     """`copies[i][k]` is how often operand k of operation i is copied in another order before the
     operation reads it; `more_writes[t]` in how many orders beside one the kernel that makes tensor
-    t writes it."""
+    t writes it. `strewn` and `strewn_writes` are how many of these end with a dimension so short
+    that neighbours in memory come from far apart."""
 
     copies: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     more_writes: Mapping[int, int] = field(default_factory=dict)
+    strewn: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    strewn_writes: Mapping[int, int] = field(default_factory=dict)
 
 
 NO_REWRITES = Rewrites()
 
 _VIEWS = frozenset(("transpose", "reshape"))
+# What a GPU's memory moves at once. A kernel that writes fewer bytes in a row gathers them.
+_SECTOR_BYTES = 32
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """Operation `op` wants its operand number `operand` in order `wanted`, and finds `found`."""
+    """Operation `op` wants its operand number `operand` in order `wanted`, and finds `found`. Both
+    number dimensions of `shape`."""
 
     op: int
     operand: int
     found: Order
     wanted: Order
+    shape: tuple[int, ...]
 
     @property
     def moves(self) -> Order:
         """Where in memory the dimensions are that are to follow each other, major to minor."""
         return tuple(map(self.found.index, self.wanted))
+
+    def is_strewn(self, itemsize: float) -> bool:
+        """Whether what moves comes to lie in pieces of less than a sector, which it did not."""
+        run, before = (self.shape[order[-1]] for order in (self.wanted, self.found))
+        return run < before and run * itemsize < _SECTOR_BYTES
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,8 @@ def find_memory_orders(graph: OpGraph, loops: Set[str], exempt: Set[int]) -> Mem
                 wanted = tuple(dim for group in groups for dim in group)
                 if order is not None and not is_matrix(order, groups):
                     inside = tuple(dim for dim in wanted if dim in order)
-                    misfits.append(_Reading(index, number, order, inside))
+                    shape = graph.tensors[op.operands[number]].shape
+                    misfits.append(_Reading(index, number, order, inside, shape))
         elif op.name == "reshape" and (misfit := _reshaped(graph, index, orders)) is not None:
             misfits.append(misfit)
         elif op.name in loops or op.name in ("reduce", "dot_general"):
@@ -106,7 +119,7 @@ def find_memory_orders(graph: OpGraph, loops: Set[str], exempt: Set[int]) -> Mem
             for result in op.results:
                 orders[result], chosen[result] = found[first], chosen[op.operands[first]]
             misfits += [
-                _Reading(index, number, carried, found[first])
+                _Reading(index, number, carried, found[first], graph.tensors[op.results[0]].shape)
                 for number, carried in found.items()
                 if carried != found[first]
             ]
@@ -116,10 +129,11 @@ def find_memory_orders(graph: OpGraph, loops: Set[str], exempt: Set[int]) -> Mem
 def _reshaped(graph: OpGraph, index: int, orders: Sequence[Order | None]) -> _Reading | None:
     """What a reshape wants whose result is not its operand under another name."""
     op = graph.ops[index]
-    order, plain = orders[op.operands[0]], _row_major(graph.tensors[op.operands[0]].shape)
+    shape = graph.tensors[op.operands[0]].shape
+    order, plain = orders[op.operands[0]], _row_major(shape)
     if order is None or order == plain or _carried(graph, op, 0, order) is not None:
         return None
-    return _Reading(index, 0, order, plain)
+    return _Reading(index, 0, order, plain, shape)
 
 
 def _row_major(shape: Sequence[int]) -> Order:
@@ -213,7 +227,7 @@ def find_rewrites(
     """What is written more than once. Values that are `fused` are not in memory: their readers read
     what they are made of, and so do copies for products."""
     misfits = {(each.op, each.operand) for each in found.misfits}
-    sources = _sources(graph, fused, misfits)
+    sources = sources_of(graph, fused, misfits)
     readings: dict[int, dict[Order, _Reading]] = defaultdict(dict)
     for reading in found.misfits:
         operand = graph.ops[reading.op].operands[reading.operand]
@@ -230,7 +244,9 @@ def find_rewrites(
         if not all(result in fused for result in op.results):
             as_they_are.update(_read(op, index, sources, misfits))
     copies: dict[int, list[int]] = {}
+    strewn: dict[int, list[int]] = {}
     more_writes: dict[int, int] = {}
+    strewn_writes: dict[int, int] = {}
     producers = graph.producers()
     for source, by_moves in readings.items():
         number = producers[source]
@@ -238,17 +254,23 @@ def find_rewrites(
         # What is fused, the copy computes on its way.
         if maker is not None and maker.name in loops and source not in fused:
             more_writes[source] = len(by_moves) - (source not in as_they_are)
+            itemsize = graph.tensors[source].itemsize
+            strewn_writes[source] = sum(r.is_strewn(itemsize) for r in by_moves.values())
             continue
         written = None
         if source not in as_they_are and source not in fused:
             written = _written(maker, found.orders[source], by_moves)
         for moves, reading in by_moves.items():
             if moves != written:
-                counts = copies.setdefault(reading.op, [0] * len(graph.ops[reading.op].operands))
-                counts[reading.operand] += 1
+                operands = graph.ops[reading.op].operands
+                copies.setdefault(reading.op, [0] * len(operands))[reading.operand] += 1
+                if reading.is_strewn(graph.tensors[operands[reading.operand]].itemsize):
+                    strewn.setdefault(reading.op, [0] * len(operands))[reading.operand] += 1
     return Rewrites(
         {op: tuple(counts) for op, counts in copies.items()},
         {tensor: count for tensor, count in more_writes.items() if count},
+        {op: tuple(counts) for op, counts in strewn.items()},
+        {tensor: count for tensor, count in strewn_writes.items() if count},
     )
 
 
@@ -278,7 +300,7 @@ def _written(op: Op | None, order: Order | None, wanted: Iterable[Order]) -> Ord
     return None
 
 
-def _sources(
+def sources_of(
     graph: OpGraph, fused: Set[int], misfits: Set[tuple[int, int]]
 ) -> dict[int, frozenset[int]]:
     """For each fused value what is read from memory, in the order in which it lies there, to make

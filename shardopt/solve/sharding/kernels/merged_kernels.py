@@ -26,8 +26,23 @@ from math import prod
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph
 from shardopt.hardware.cluster import Fusing
 from shardopt.solve.sharding.kernels.attention import find_attention
-from shardopt.solve.sharding.kernels.fusion import CHEAP, Fusion, fuse, touched_at
-from shardopt.solve.sharding.kernels.memory_orders import Order, find_memory_orders, find_rewrites
+from shardopt.solve.sharding.kernels.fusion import (
+    CHEAP,
+    Fusion,
+    HeldRows,
+    fuse,
+    is_renaming,
+    touched_at,
+)
+from shardopt.solve.sharding.kernels.memory_orders import (
+    Order,
+    find_memory_orders,
+    find_rewrites,
+    sources_of,
+)
+
+# Elements that a block of a kernel holds: so many have the tiles that XLA chooses for softmax.
+_LONGEST_ROW = 16384
 
 
 @dataclass
@@ -51,9 +66,11 @@ def find_kernels(graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing) -> Fu
         found = find_memory_orders(seen, CHEAP, of_attention)
         copied = {(each.op, each.operand) for each in found.misfits}
         fusion = fuse(seen, cheap_to_clone, fusing, attention, copied)
-        fusion = _joined(seen, fusion, merged_kernels(seen, fusion, found.orders, fusing.rows))
+        kernel = merged_kernels(seen, fusion, found.orders, fusing.rows)
+        reducing = _reductions_taken(seen, fusion, kernel)
+        fusion = _joined(seen, fusion, kernel)
         rewrites = find_rewrites(seen, found, CHEAP, fusion.fused, of_attention)
-        fusion = replace(fusion, rewrites=rewrites)
+        fusion = replace(fusion, rewrites=rewrites, held=_held_rows(seen, fusion, reducing))
     else:
         fusion = fuse(seen, cheap_to_clone, fusing, attention)
         fusion = _joined(seen, fusion, fusion.kernel) if fusion.kernel else fusion
@@ -94,6 +111,47 @@ def _joined(graph: OpGraph, fusion: Fusion, kernel: tuple[int, ...]) -> Fusion:
         readers=tuple(tuple(sorted(using)) for using in readers),
         kernel=kernel,
     )
+
+
+def _reductions_taken(graph: OpGraph, fusion: Fusion, kernel: tuple[int, ...]) -> list[int]:
+    """The reductions whose results their own kernels read."""
+    return [
+        index
+        for index, op in enumerate(graph.ops)
+        if op.name == "reduce"
+        and not is_renaming(graph, op)
+        and any(kernel[reader] == kernel[index] for t in op.results for reader in fusion.readers[t])
+    ]
+
+
+def _held_rows(graph: OpGraph, fusion: Fusion, reducing: Iterable[int]) -> dict[int, HeldRows]:
+    """By the last of such reductions in each kernel, where rows fit on the chip. What works on two
+    tensors in f16, as softmax backward, XLA leaves in kernels of their own, of one at most."""
+    sources = sources_of(graph, fusion.fused, frozenset())
+    last: dict[int, int] = {}
+    read: dict[int, set[int]] = defaultdict(set)
+    writes = set[int]()
+    for index in reducing:
+        op, kernel = graph.ops[index], fusion.kernel[index]
+        operands, size = op.operands, prod(graph.tensors[op.operands[0]].shape)
+        if size > _LONGEST_ROW * max(1, prod(graph.tensors[op.results[0]].shape)):
+            continue
+        last[kernel] = index
+        read[kernel] |= {
+            source
+            for operand in operands
+            for source in sources.get(operand, (operand,))
+            if prod(graph.tensors[source].shape) == size
+        }
+        if any(result not in fusion.fused for result in op.results):
+            writes.add(kernel)
+    held: dict[int, HeldRows] = {}
+    for kernel, index in last.items():
+        tensors = [graph.tensors[t] for t in read[kernel]]
+        again = sum(tensor.itemsize for tensor in tensors) if kernel in writes else 0.0
+        most = 1 if any(tensor.dtype == "f16" for tensor in tensors) else len(tensors)
+        held[index] = HeldRows(min(most, len(tensors)), again)
+    return held
 
 
 def merged_kernels(
@@ -170,11 +228,12 @@ def _union(kernels: list[_Kernel], made_at: Sequence[int]) -> _Kernel | None:
 def _elements(graph: OpGraph, op: Op, orders: Sequence[Order | None]) -> int:
     """How many elements a kernel that ends with the operation goes over; 0 for one that is no loop
     over elements."""
-    if op.name == "reduce":
+    if op.name == "reduce" and not is_renaming(graph, op):
         operand, order = graph.tensors[op.operands[0]].shape, orders[op.operands[0]]
         inner = op.rule is not None and _reduces_rows(op.rule, order or range(len(operand)))
         return prod(operand) if inner else 0
-    return prod(graph.tensors[op.results[0]].shape) if op.name in CHEAP and op.results else 0
+    loops = op.name in CHEAP or op.name == "reduce"
+    return prod(graph.tensors[op.results[0]].shape) if loops and op.results else 0
 
 
 def _reduces_rows(rule: FactorRule, order: Sequence[int]) -> bool:

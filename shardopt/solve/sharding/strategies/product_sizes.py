@@ -28,14 +28,16 @@ def product_of(
     for what is no product.
 
     Products with vectors and outer products are none: XLA multiplies and sums them up in a loop
-    (`AlgebraicSimplifier`, dot strength reduction)."""
+    (`AlgebraicSimplifier`, dot strength reduction). Convolutions of single channels are products of
+    one column each."""
     if op.name not in (_DOT, "convolution") or op.rule is None or len(shapes) != 3:
         return None
     sizes = {"batch": 1, "rows": 1, "columns": 1}
     for role, extent in zip(_roles(op.rule), shapes[-1], strict=True):
         sizes[role] *= extent
     depth = round(flops / (2 * prod(sizes.values())))
-    if min(sizes["rows"], sizes["columns"], depth) <= 1:
+    is_of_single_channels = op.name != _DOT and sizes["batch"] > 1 and sizes["columns"] == 1
+    if min(sizes["rows"], sizes["columns"], depth) <= 1 and not is_of_single_channels:
         return None
     itemsize = round(tensors[0].itemsize) or 1
     aligned = op.name != _DOT or all(
@@ -49,7 +51,20 @@ def product_of(
         depth=depth,
         itemsize=itemsize,
         aligned=aligned,
+        across=_across(op, shapes) if op.name == _DOT else 0,
     )
+
+
+def _across(op: Op, shapes: Sequence[tuple[int, ...]]) -> int:
+    """How many operands have a dimension innermost, as the program has them, that is not
+    contracted."""
+    assert op.rule is not None, "the caller looks"
+    kept = {factor for dim in op.rule.results[0] for factor in dim}
+    last = (
+        next((factors for n, factors in reversed(list(zip(shape, dims, strict=True))) if n > 1), ())
+        for shape, dims in zip(shapes[:2], op.rule.operands[:2], strict=True)
+    )
+    return sum(1 for factors in last if kept.intersection(factors))
 
 
 def _roles(rule: FactorRule) -> tuple[str, ...]:

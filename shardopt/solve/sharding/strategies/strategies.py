@@ -19,7 +19,7 @@ from math import inf, prod
 
 from shardopt.cost.attention import least_attention_seconds
 from shardopt.cost.collectives import ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Step
-from shardopt.cost.compute import copy_seconds, peak_flops
+from shardopt.cost.compute import copy_seconds, held_seconds, peak_flops
 from shardopt.cost.products import Product
 from shardopt.graph.op_graph import MARKER, Island, Op, Tensor
 from shardopt.graph.windows import exchanges, reach
@@ -314,6 +314,9 @@ class _StrategyCosts:
             product=product,
             attention=attention,
         )
+        if self.accesses is not None and (held := self.accesses.held) is not None:
+            elements = sizes[0] / self.operands[0].itemsize
+            seconds += held_seconds(self.device, elements, held.tensors, held.read_again)
         if self.accesses is None or not self.accesses.copies:
             return seconds
         copied, copies = copied_bytes(sizes, self.accesses), sum(self.accesses.copies)

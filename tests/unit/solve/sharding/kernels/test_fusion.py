@@ -56,6 +56,19 @@ def test_a_kernel_reads_a_tensor_once() -> None:
     assert total(graph) == 2 * VECTOR.size_bytes
 
 
+def test_what_reads_one_tensor_often_is_fused_as_if_it_read_it_once() -> None:
+    """A polynomial of x runs in both kernels that need it: each reads x, and nothing is written."""
+    graph = graph_of(
+        ("multiply", (0, 0)),
+        ("multiply", (1, 0)),
+        ("add", (2, 0)),
+        ("abs", (3,)),
+        ("negate", (3,)),
+        outputs=(4, 5),
+    )
+    assert fuse(graph, frozenset()).fused == {1, 2, 3}
+
+
 def test_a_cheap_operation_runs_in_every_kernel_that_reads_it() -> None:
     graph = graph_of(
         ("negate", (0,)), ("sort", (1,)), ("abs", (1,)), ("cosine", (1,)), outputs=(2, 3, 4)

@@ -182,6 +182,22 @@ def test_copies_take_seconds_beside_the_product() -> None:
     )
 
 
+def test_an_order_with_a_short_innermost_dimension_takes_longer() -> None:
+    """Three heads for a key are 12 bytes of each sector of 32. Copies the other way write rows."""
+    short = op("exponential", "bgmqk->bgmqk", (0,), 2), dot("bgmqk,bqdm->bgkd", (2, 1), 3, "qm")
+    [loop, _] = kernel_accesses(
+        wide := graph(short, "bgmqk bqdm", (3,)),
+        find_kernels(wide, frozenset(), Fusing(merged=True)),
+    )
+    product = dot("bqgm,bkgm->bgqk", (0, 1), 2, "m")
+    [rows] = kernel_accesses(
+        narrow := graph((product,), "bqgm bkgm", (2,)),
+        find_kernels(narrow, frozenset(), Fusing(merged=True)),
+    )
+    assert rows.copies == (1, 1) and not any(rows.strewn)
+    assert loop.counts
+
+
 @given(st.permutations(range(6)), st.integers(0, 2), st.integers(1, 2), st.integers(1, 2))
 def test_a_matrix_is_what_strides_can_walk_over(
     order: list[int], batch: int, rows: int, columns: int

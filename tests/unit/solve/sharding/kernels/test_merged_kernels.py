@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from graphlib import TopologicalSorter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardopt.graph.op_graph import Op, OpGraph, Tensor
 from shardopt.hardware.cluster import Fusing
 from shardopt.solve.sharding.kernels.execution_order import execution_order
-from shardopt.solve.sharding.kernels.fusion import fuse
+from shardopt.solve.sharding.kernels.fusion import HeldRows, fuse
 from shardopt.solve.sharding.kernels.kernel_bytes import kernel_accesses
 from shardopt.solve.sharding.kernels.merged_kernels import find_kernels, merged_kernels
 from tests.unit.solve.sharding.op_graphs import elementwise, f32, rule
@@ -90,6 +92,62 @@ def test_columns_are_not_held_on_the_chip() -> None:
     assert touched(softmax(over="a"), Fusing(merged=True)) == (3, 1)
     kernels = find_kernels(softmax(over="a"), frozenset(), Fusing(merged=True)).kernel
     assert len({kernels[op] for op in (0, 4, 6)}) == 3
+
+
+def held(graph: OpGraph, **fusing: bool) -> dict[int, HeldRows]:
+    return dict(find_kernels(graph, frozenset(), Fusing(merged=True, **fusing)).held)
+
+
+def test_a_kernel_holds_the_rows_of_what_it_reduces() -> None:
+    """The last reduction of the kernel says so. Where another kernel needs a sum, one more kernel
+    reads the scores: XLA's kernels that hold rows write one result."""
+    assert held(softmax()) == {4: HeldRows(1)}
+    assert held(replace(softmax(), outputs=(5, 7))) == {4: HeldRows(1, read_again=4.0)}
+    assert held(softmax(over="a")) == {}
+    assert held(softmax(), rows=False) == {}
+
+
+@pytest.mark.parametrize(("dtype", "tensors"), [("f32", 2), ("f16", 1)])
+def test_softmax_backward_holds_rows_of_two_tensors(dtype: str, tensors: int) -> None:
+    """0 softmax, 1 gradient; 2 product, 3 its sums, 4 the same under another name, as a reduction of
+    one element, 5 spread, 6 difference, 7 the gradient of scores. In f16 XLA keeps it apart."""
+    shape, sizes = (ROWS, ROW), {"a": ROWS, "z": 1}
+    column = Op("reduce", (3,), (4,), rule("az->a", sizes, reduction="z"), reducer="add")
+    ops = (
+        elementwise("multiply", shape, (0, 1), 2),
+        reduce(2, 3),
+        column,
+        spread(4, 5),
+        elementwise("subtract", shape, (1, 5), 6),
+        elementwise("multiply", shape, (0, 6), 7),
+    )
+    whole = Tensor(shape, dtype, 4)
+    tensors_ = (whole, whole, whole, f32(ROWS, 1), COLUMN, whole, whole, whole)
+    graph = OpGraph(tensors_, ops, (0, 1), (7,))
+    assert touched(graph, Fusing(merged=True)) == (2, 1)
+    assert held(graph) == {1: HeldRows(tensors)}
+
+
+def test_rows_that_fit_on_no_chip_are_not_held() -> None:
+    sizes = {"a": 2, "b": 20_000}
+    sum_ = Op("reduce", (0,), (1,), rule("ab->a", sizes, reduction="b"), reducer="add")
+    spread_ = Op("broadcast_in_dim", (1,), (2,), rule("a->ab", sizes))
+    ops = (sum_, spread_, elementwise("divide", (2, 20_000), (0, 2), 3))
+    tensors = (f32(2, 20_000), f32(2), f32(2, 20_000), f32(2, 20_000))
+    assert held(OpGraph(tensors, ops, (0,), (3,))) == {}
+
+
+def test_what_takes_longest_is_not_computed_again() -> None:
+    """As the tangent of GELU, which XLA keeps for the backward pass while it makes the rest again."""
+    shape = (ROWS, ROW)
+    for name, again in (("tanh", False), ("logistic", True)):
+        ops = (
+            elementwise(name, shape, (0,), 1),
+            reduce(1, 2, "a"),
+            elementwise("negate", shape, (1,), 3),
+        )
+        graph = OpGraph((WHOLE, WHOLE, f32(ROW), WHOLE), ops, (0,), (2, 3))
+        assert (1 in find_kernels(graph, frozenset(), Fusing(merged=True)).fused) == again
 
 
 def test_compilers_of_gpus_compute_expensive_values_again() -> None:
