@@ -4,6 +4,7 @@ roofline."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import hypot
 
 from shardopt.cost.attention import attention_seconds
@@ -17,6 +18,19 @@ from shardopt.hardware.curves import Curve
 # kernels: they reach between half and three quarters of the data-sheet rate on GPUs and TPUs; small
 # ones are bound by memory or dispatch, which have terms of their own.
 EFFICIENCY = 0.6
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """What a kernel keeps on the chip that reduces rows and takes the result: rows of so many
+    `tensors`, with `exponentials` or without. `read_again` are the bytes, for each of their
+    elements, that a second kernel reads to reduce the same rows for others: one that holds rows
+    writes one result."""
+
+    tensors: int
+    exponentials: bool = False
+    read_again: float = 0.0
+
 
 # Operations whose seconds per element have a measured curve of their own: they take tens of
 # instructions an element, where other elementwise operations wait for memory.
@@ -38,11 +52,13 @@ OTHER = "other"
 # What convolutions of single channels reach of the FLOP/s beside the units for products: 10 to 14
 # of 67 TFLOP/s on an H200 (benchmarks/one_device/h200).
 _SINGLE_CHANNELS = 0.18
-# The FLOPs of an element that kernels take on top of their bytes which hold the rows of a tensor,
-# times the square of how many tensors: rows are kept in registers, and the more of them one block
-# takes, the fewer blocks run beside it. Softmax forward takes 0.3 to 0.8 ps an element more than
-# its bytes, backward, from two tensors, 1.6 to 3.8 (the same measurements).
-_HELD_FLOPS = 40
+# Seconds of an element on one multiprocessor that a kernel takes on top of its bytes which holds
+# the rows of a tensor, without and with exponentials, times the square of how many tensors: rows
+# are kept in registers, and the more of them one block takes, the fewer blocks run beside it.
+# Normalisations take 0.2 to 1.6 ps an element more than their bytes, softmax forward 0.3 to 0.8;
+# backward, with two tensors, these are 1.2 to 1.4 and 1.6 to 3.8 (the same measurements; 132
+# multiprocessors).
+_HELD_SECONDS = (40e-12, 80e-12)
 
 # Where to look, in this order, for the rate of a dtype family a device does not list: the next
 # family that can hold its values.
@@ -161,16 +177,16 @@ def copy_seconds(device: Device, bytes_moved: float, kernels: int, dtype: str) -
     return kernels * least + memory_seconds(device, bytes_moved, dtype)
 
 
-def held_seconds(device: Device, elements: float, tensors: int, read_again: float) -> float:
-    """Seconds that a kernel takes on top of its bytes which holds the rows of so many tensors, of
-    so many elements each, while it reduces them, and those of a second one, where there is one,
-    that reads so many bytes an element to reduce them for others."""
-    if device.kernels is None or device.kernels.vector_flops is None:
+def held_seconds(device: Device, elements: float, held: HeldRows) -> float:
+    """Seconds that a kernel takes on top of its bytes which holds rows, of so many elements of each
+    tensor, while it reduces them, and those of the second one, where there is one."""
+    if device.kernels is None or device.kernels.cores is None:
         return 0.0
-    held = _HELD_FLOPS * tensors**2 * elements / device.kernels.vector_flops
-    if not read_again:
-        return held
-    return 2 * held + copy_seconds(device, read_again * elements, 1, "f32")
+    each = _HELD_SECONDS[held.exponentials] / device.kernels.cores
+    seconds = each * held.tensors**2 * elements
+    if not held.read_again:
+        return seconds
+    return 2 * seconds + copy_seconds(device, held.read_again * elements, 1, "f32")
 
 
 def _arithmetic_seconds(

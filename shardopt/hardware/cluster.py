@@ -84,8 +84,8 @@ class KernelRates:
     bytes reach the share `unaligned` of what others do. `across` are the shares that products in
     f32 reach of which one operand, or both, lie across what they are multiplied along: the units of
     some GPUs take operands of 32 bits in one order alone. `vector_flops` are the FLOP/s in f32
-    beside the units for products, which bound kernels that hold rows, and convolutions of single
-    channels; None where that is not modelled.
+    beside the units for products, which compute convolutions of single channels; None where that is
+    not modelled.
 
     `attention` are the rates of fused attention, by head size; None where programs write the scores
     of attention to memory, as XLA's do unless they call a library for it."""

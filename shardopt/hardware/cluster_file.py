@@ -116,8 +116,8 @@ KERNELS = Record(
         ),
         "vector_flops": Field(
             Nullable(POSITIVE),
-            "FLOP/s in f32 beside the units for products, which bound kernels that hold rows; left "
-            "out: not modelled",
+            "FLOP/s in f32 beside the units for products, which compute convolutions of single "
+            "channels; left out: units for products do",
             None,
         ),
     },

@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from shardopt.cost.compute import EFFICIENCY, dtype_family, held_seconds, op_seconds, peak_flops
+from shardopt.cost.compute import (
+    EFFICIENCY,
+    HeldRows,
+    dtype_family,
+    held_seconds,
+    op_seconds,
+    peak_flops,
+)
 from shardopt.cost.products import Product
 from shardopt.hardware.cluster import Device, KernelRates
 from shardopt.hardware.cluster_file import load_cluster
@@ -161,11 +168,13 @@ def test_convolutions_of_single_channels_run_beside_the_units_for_products() -> 
 
 def test_rows_that_a_kernel_holds_take_seconds_beside_its_bytes() -> None:
     device = load_cluster("h200").groups[0].device
-    one = held_seconds(device, 1e8, 1, 0.0)
-    assert held_seconds(device, 1e8, 2, 0.0) == pytest.approx(4 * one)
-    assert held_seconds(device, 1e8, 1, 4.0) > 2 * one + 4e8 / device.memory_bandwidth
+    one = held_seconds(device, 1e8, HeldRows(1))
+    assert held_seconds(device, 1e8, HeldRows(2)) == pytest.approx(4 * one)
+    assert held_seconds(device, 1e8, HeldRows(1, exponentials=True)) == pytest.approx(2 * one)
+    again = held_seconds(device, 1e8, HeldRows(1, read_again=4.0))
+    assert again > 2 * one + 4e8 / device.memory_bandwidth
     tpu = load_cluster("tpu-v4").groups[0].device
-    assert held_seconds(tpu, 1e8, 2, 4.0) == 0.0
+    assert held_seconds(tpu, 1e8, HeldRows(2, True, 4.0)) == 0.0
 
 
 # TFLOP/s of rows x depth by depth x columns after as many others as it takes to slow a device down,

@@ -79,6 +79,9 @@ FLOPs take longer by what the sizes waste (`shardopt/cost/products.py`):
 * **Tiles and waves.** On a GPU the result is cut into tiles, of which each of the `cores` computes one at a time. 144
   tiles on 132 cores take as long as 264. Of the tiles that cuBLAS has names for, and of cuts of the depth into up to 16
   parts, the fastest is taken. A tile smaller than 128 x 128 is slower in proportion to what it loads for each FLOP.
+* **Orders of f32.** Tensor cores of Hopper GPUs take 32-bit operands along what is contracted alone (PTX ISA, `wgmma`:
+  only 16-bit operands may be transposed). So `x·Wᵀ` is faster in f32 than `x·W`, and that than `xᵀ·dy`, by `across`; which
+  product is which follows from the innermost dimensions that the program gives its operands.
 * **Alignment.** Products whose rows do not fill words of 16 bytes, such as 50,257 columns, take 1 / `unaligned` as long.
 * **Systolic arrays.** On a TPU columns and depth are filled up to multiples of `matrix_unit`, rows to multiples of eight.
 * **Thin products** are bound by memory, or by the least time of a kernel. A product with a vector, or of two, is a loop
@@ -199,8 +202,10 @@ four times the bytes that the compiled program moves. So bytes are counted by ke
 * A value is written once, if it is written at all. Every kernel that needs it reads it once, whatever number of
   the kernel's operations do.
 * An operation is fused into its readers if it can be fused into all of them, unless that would move more bytes
-  than writing its result. Functions such as exponentials are computed once, but where kernels are `merged`: XLA's GPU backend
-  computes them again in each kernel, and keeps what they are made of.
+  than writing its result, where a kernel reads a tensor once however often its operations do. Functions such as
+  exponentials are computed once, but where kernels are `merged`: XLA's GPU backend computes them again in each kernel, and
+  keeps what they are made of. It keeps the longest (`tanh`, `power`, sines).
+* A reduction over dimensions of one element is another name for its operand.
 * A value that is resharded between operations that would be fused is written and read for that.
 * A sharding constraint is no operation of a kernel: what it hands on is its operand, in the same memory. Only where
   the two have different shardings it costs something, namely the collective and the memory of the result.
@@ -219,6 +224,16 @@ them (`shardopt/solve/sharding/kernels/memory_orders.py`):
 
 The scores of grouped queries, `bkgd,bqgmd->bgkqm`, are an example: their softmax reduces columns, and the product with the
 values needs (q, m) as (m, q). XLA writes the same copies.
+
+A copy whose innermost dimension fills no sector of 32 bytes, such as three heads for a key, takes five times as long: XLA's
+move scores so at 0.64 to 1.0 of the 4.1 TB/s of other copies on an H200.
+
+**Rows on the chip.** A kernel that reduces rows and takes the result, as softmax and normalisations are, keeps them in
+registers, and runs the slower the more tensors it keeps rows of (`held_seconds` in `shardopt/cost/compute.py`). Where `cores`
+are known, each takes 40 ps an element on top of the bytes, 80 with exponentials, times the square of the number of tensors:
+on an H200 softmax forward in f32 as long again as a third of its bytes, and backward as nearly all of them. It
+writes one result: where sums of rows are needed elsewhere, one more kernel reads the rows. Rows of more than 16,384
+elements are not kept so, and where exponentials are not computed again, in f16 too, rows of one tensor at a time.
 
 How near this comes to compiled programs: [costs of operations, measured](../evidence/operation-costs.md).
 

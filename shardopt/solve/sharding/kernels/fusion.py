@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import prod
 
+from shardopt.cost.compute import HeldRows
 from shardopt.graph.op_bytes import touched
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.hardware.cluster import UNFUSED, Fusing
@@ -38,16 +39,6 @@ CHEAP = _EXPENSIVE | {
 _READS_ON_THE_WAY = CHEAP | {"reduce"}
 # The compiler folds these into a matrix product.
 _FOLDED = frozenset({"reshape", "transpose"})
-
-
-@dataclass(frozen=True)
-class HeldRows:
-    """What a kernel keeps on the chip that reduces rows and takes the result: rows of so many
-    `tensors`. `read_again` are the bytes, for each of their elements, that a second kernel reads to
-    reduce the same rows for others: one that holds rows writes one result."""
-
-    tensors: int
-    read_again: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardopt.cost.compute import HeldRows
 from shardopt.graph.attention_use import AttentionUse
 from shardopt.graph.op_bytes import touched
 from shardopt.graph.op_graph import OpGraph
-from shardopt.solve.sharding.kernels.fusion import Fusion, HeldRows
+from shardopt.solve.sharding.kernels.fusion import Fusion
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from shardopt.cost.compute import HeldRows
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph
 from shardopt.hardware.cluster import Fusing
 from shardopt.solve.sharding.kernels.attention import find_attention
 from shardopt.solve.sharding.kernels.fusion import (
     CHEAP,
     Fusion,
-    HeldRows,
     fuse,
     is_renaming,
     touched_at,
@@ -70,7 +70,9 @@ def find_kernels(graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing) -> Fu
         reducing = _reductions_taken(seen, fusion, kernel)
         fusion = _joined(seen, fusion, kernel)
         rewrites = find_rewrites(seen, found, CHEAP, fusion.fused, of_attention)
-        fusion = replace(fusion, rewrites=rewrites, held=_held_rows(seen, fusion, reducing))
+        fusion = replace(
+            fusion, rewrites=rewrites, held=_held_rows(seen, fusion, reducing, fusing.recomputes)
+        )
     else:
         fusion = fuse(seen, cheap_to_clone, fusing, attention)
         fusion = _joined(seen, fusion, fusion.kernel) if fusion.kernel else fusion
@@ -124,10 +126,14 @@ def _reductions_taken(graph: OpGraph, fusion: Fusion, kernel: tuple[int, ...]) -
     ]
 
 
-def _held_rows(graph: OpGraph, fusion: Fusion, reducing: Iterable[int]) -> dict[int, HeldRows]:
-    """By the last of such reductions in each kernel, where rows fit on the chip. What works on two
-    tensors in f16, as softmax backward, XLA leaves in kernels of their own, of one at most."""
+def _held_rows(
+    graph: OpGraph, fusion: Fusion, reducing: Iterable[int], recomputes: bool
+) -> dict[int, HeldRows]:
+    """By the last of such reductions in each kernel, where rows fit on the chip. Where exponentials
+    are not computed again, as XLA does not in f16, softmax backward is several kernels, which hold
+    rows of one tensor at most."""
     sources = sources_of(graph, fusion.fused, frozenset())
+    producers = graph.producers()
     last: dict[int, int] = {}
     read: dict[int, set[int]] = defaultdict(set)
     writes = set[int]()
@@ -149,9 +155,30 @@ def _held_rows(graph: OpGraph, fusion: Fusion, reducing: Iterable[int]) -> dict[
     for kernel, index in last.items():
         tensors = [graph.tensors[t] for t in read[kernel]]
         again = sum(tensor.itemsize for tensor in tensors) if kernel in writes else 0.0
-        most = 1 if any(tensor.dtype == "f16" for tensor in tensors) else len(tensors)
-        held[index] = HeldRows(min(most, len(tensors)), again)
+        apart = not recomputes or any(tensor.dtype == "f16" for tensor in tensors)
+        held[index] = HeldRows(
+            min(1, len(tensors)) if apart else len(tensors),
+            _makes_exponentials(graph, producers, fusion.fused, graph.ops[index].operands),
+            again,
+        )
     return held
+
+
+def _makes_exponentials(
+    graph: OpGraph, producers: Sequence[int], fused: Set[int], tensors: Iterable[int]
+) -> bool:
+    """Whether what makes these values on the way takes an exponential."""
+    waiting, seen = list(tensors), set[int]()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in seen or tensor not in fused or producers[tensor] < 0:
+            continue
+        seen.add(tensor)
+        op = graph.ops[producers[tensor]]
+        if op.name == "exponential":
+            return True
+        waiting += op.operands
+    return False
 
 
 def merged_kernels(

@@ -316,7 +316,7 @@ class _StrategyCosts:
         )
         if self.accesses is not None and (held := self.accesses.held) is not None:
             elements = sizes[0] / self.operands[0].itemsize
-            seconds += held_seconds(self.device, elements, held.tensors, held.read_again)
+            seconds += held_seconds(self.device, elements, held)
         if self.accesses is None or not self.accesses.copies:
             return seconds
         copied, copies = copied_bytes(sizes, self.accesses), sum(self.accesses.copies)

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardopt.cost.compute import HeldRows
 from shardopt.graph.op_graph import Op, OpGraph, Tensor
 from shardopt.hardware.cluster import Fusing
 from shardopt.solve.sharding.kernels.execution_order import execution_order
-from shardopt.solve.sharding.kernels.fusion import HeldRows, fuse
+from shardopt.solve.sharding.kernels.fusion import fuse
 from shardopt.solve.sharding.kernels.kernel_bytes import kernel_accesses
 from shardopt.solve.sharding.kernels.merged_kernels import find_kernels, merged_kernels
 from tests.unit.solve.sharding.op_graphs import elementwise, f32, rule
@@ -101,8 +102,8 @@ def held(graph: OpGraph, **fusing: bool) -> dict[int, HeldRows]:
 def test_a_kernel_holds_the_rows_of_what_it_reduces() -> None:
     """The last reduction of the kernel says so. Where another kernel needs a sum, one more kernel
     reads the scores: XLA's kernels that hold rows write one result."""
-    assert held(softmax()) == {4: HeldRows(1)}
-    assert held(replace(softmax(), outputs=(5, 7))) == {4: HeldRows(1, read_again=4.0)}
+    assert held(softmax()) == {4: HeldRows(1, exponentials=True)}
+    assert held(replace(softmax(), outputs=(5, 7))) == {4: HeldRows(1, True, 4.0)}
     assert held(softmax(over="a")) == {}
     assert held(softmax(), rows=False) == {}
 
@@ -126,6 +127,7 @@ def test_softmax_backward_holds_rows_of_two_tensors(dtype: str, tensors: int) ->
     graph = OpGraph(tensors_, ops, (0, 1), (7,))
     assert touched(graph, Fusing(merged=True)) == (2, 1)
     assert held(graph) == {1: HeldRows(tensors)}
+    assert held(graph, recomputes=False) == {1: HeldRows(1)}
 
 
 def test_rows_that_fit_on_no_chip_are_not_held() -> None:
