@@ -180,9 +180,10 @@ def copy_seconds(device: Device, bytes_moved: float, kernels: int, dtype: str) -
 def held_seconds(device: Device, elements: float, held: HeldRows) -> float:
     """Seconds that a kernel takes on top of its bytes which holds rows, of so many elements of each
     tensor, while it reduces them, and those of the second one, where there is one."""
-    if device.kernels is None or device.kernels.cores is None:
+    kernels = device.kernels
+    if kernels is None or kernels.cores is None or not kernels.row_blocks:
         return 0.0
-    each = _HELD_SECONDS[held.exponentials] / device.kernels.cores
+    each = _HELD_SECONDS[held.exponentials] / kernels.cores
     seconds = each * held.tensors**2 * elements
     if not held.read_again:
         return seconds

@@ -85,7 +85,9 @@ class KernelRates:
     f32 reach of which one operand, or both, lie across what they are multiplied along: the units of
     some GPUs take operands of 32 bits in one order alone. `vector_flops` are the FLOP/s in f32
     beside the units for products, which compute convolutions of single channels; None where that is
-    not modelled.
+    not modelled. `row_blocks` says whether a kernel that holds rows takes many of them at once, as
+    those do that XLA makes today, which costs it time beside its bytes (`held_seconds` in
+    `shardopt.cost.compute`).
 
     `attention` are the rates of fused attention, by head size; None where programs write the scores
     of attention to memory, as XLA's do unless they call a library for it."""
@@ -103,6 +105,7 @@ class KernelRates:
     recomputes: bool = True
     across: tuple[float, float] = (1.0, 1.0)
     vector_flops: float | None = None
+    row_blocks: bool = True
 
 
 @dataclass(frozen=True)

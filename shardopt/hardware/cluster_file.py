@@ -120,6 +120,9 @@ KERNELS = Record(
             "channels; left out: units for products do",
             None,
         ),
+        "row_blocks": Field(
+            Flag(), "whether kernels that hold rows take longer for it than for their bytes", True
+        ),
     },
 )
 DEVICE = Record(

@@ -53,8 +53,14 @@ def machine_of(row: Row, framework: Framework) -> HostGroup:
     if device.kernels is not None:
         rates = attention_rates(framework.attention, preset, device.kernels)
         merged = device.kernels.merged and framework.merges
+        # Libraries have kernels of their own for normalisations and softmax, and the XLA of these
+        # rows had no block-level fusions yet.
         kernels = replace(
-            device.kernels, merged=merged, attention=rates, recomputes=not framework.loops
+            device.kernels,
+            merged=merged,
+            attention=rates,
+            recomputes=not framework.loops,
+            row_blocks=False,
         )
         device = replace(device, kernels=kernels)
     if stated := re.search(r"(\d+) ?gb\b", name):

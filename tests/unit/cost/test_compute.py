@@ -173,6 +173,9 @@ def test_rows_that_a_kernel_holds_take_seconds_beside_its_bytes() -> None:
     assert held_seconds(device, 1e8, HeldRows(1, exponentials=True)) == pytest.approx(2 * one)
     again = held_seconds(device, 1e8, HeldRows(1, read_again=4.0))
     assert again > 2 * one + 4e8 / device.memory_bandwidth
+    assert device.kernels is not None
+    plain = replace(device, kernels=replace(device.kernels, row_blocks=False))
+    assert held_seconds(plain, 1e8, HeldRows(2)) == 0.0
     tpu = load_cluster("tpu-v4").groups[0].device
     assert held_seconds(tpu, 1e8, HeldRows(2, True, 4.0)) == 0.0
 
