@@ -108,10 +108,22 @@ def is_feasible(op: Op, split: Split, mesh: Mesh) -> bool:
     if op.name == "convolution" and not _convolves(op, split, windows, mesh):
         return False
     if op.name == "scatter":
-        # XLA reduces updates once for each of their dimensions, and gathers uneven ones.
+        # XLA reduces updates once for each of their dimensions, and gathers uneven ones. Where rows
+        # are split that updates go to, every device takes all updates: nothing is left to add up.
         summed = split.keys() & op.rule.reduction
+        if summed and _splits_rows(op.rule, split):
+            return False
         return len(summed) <= 1 and not any(op.rule.sizes[f] % tiles[f] for f in summed)
     return True
+
+
+def _splits_rows(rule: FactorRule, split: Split) -> bool:
+    """Whether a dimension is split that the results of a scatter have, and its updates have not."""
+    results, updates = (
+        {factor for mapping in mappings for dim in mapping for factor in dim}
+        for mappings in (rule.results, rule.operands[len(rule.results) + 1 :])
+    )
+    return bool(split.keys() & (results - updates))
 
 
 def _splits(rule: FactorRule, factor: int, tiles: int) -> bool:
