@@ -126,6 +126,6 @@ def test_more_random_rows_are_obeyed_and_change_no_number() -> None:
 
 @pytest.mark.slow
 def test_what_the_solver_asks_for_within_a_limit_changes_no_number() -> None:
-    # Among the steps of seeds 100 to 123 those where a limit is met by rewriting at all; how often
-    # depends on the version of jax.
-    assert sum(rewritten_rows(seed, within_a_limit) for seed in (100, 118, 122)) > 1
+    # Of the steps of seeds 100 to 123 the only one where a limit is met by rewriting; how often
+    # depends on costs and on the version of jax.
+    assert rewritten_rows(108, within_a_limit)
