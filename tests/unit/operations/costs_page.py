@@ -116,6 +116,10 @@ written in plain operations is priced as if one of them computed it
 * **Where the scores leave their fragment**, such as residuals that a pipeline keeps for the backward pass, they are
   written, and nothing is fused. `jax.checkpoint` around attention avoids that.
 
+**A call of cuDNN's attention** takes what its products take: two forward, five backward, at the rates of `attention` where
+the cluster file has them, else at those of products, less the blocks that a causal mask hides. It reads its operands and
+writes its results once.
+
 To switch it off, leave `attention` out. That a plan is priced so does not make XLA run it so.
 
 ## Collectives
