@@ -363,6 +363,7 @@ def test_context_parallelism_exchanges_keys_and_values_or_heads(
     axes = axes_of(mesh)
     shared = prod(size for _, size in parse_mesh(mesh).axes[:-1])
     bytes_ = 4 * BATCH * LENGTH * HIDDEN // shared
+    elements = BATCH * LENGTH * HIDDEN
     each = planned(model, preset + zero, mesh, BALANCED)
     tensors = each.graph.graph.tensors
     moved = Counter(
