@@ -117,13 +117,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def groups(module: Module, kernels: dict[str, tuple[float, float]]) -> list[Group]:
-    """Those of the slowest kernels first. Operations of loops are left out, as they read slices."""
+    """Those that take longest first."""
+    computations = {name: each for each in module.values() for name in each}
     found: dict[tuple[Any, ...], Group] = {}
     for name, (seconds, runs) in kernels.items():
-        inside = next((each for each in module.values() if name in each), None)
-        if inside is None:
+        if name not in computations:
             continue
-        new = _group(module, inside, name)
+        new = _group(module, computations[name], name)
         key = (new.kind, new.result, new.operands, new.along)
         group = found.setdefault(key, new)
         group.seconds += seconds

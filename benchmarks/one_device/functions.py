@@ -1,20 +1,15 @@
-"""Training steps in plain JAX at real sizes, as files of StableHLO: what the builder of
-`benchmarks.one_device.modules` does not write.
-
-    python -m benchmarks.one_device.functions FOLDER [--only vit]
+"""Training steps in plain JAX at real sizes: what the builder of models does not write.
 
 Decoders in bfloat16 with weights in float32, whose layers stand one after the other, in a loop, or
 in a loop that computes them again; the same in float32; a vision transformer; a convolutional
-network with depthwise convolutions; an MLP-Mixer. Adam updates all of them."""
+network with depthwise convolutions; an MLP-Mixer. Adam updates all of them. As files:
+`benchmarks.one_device.modules`."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -136,7 +131,9 @@ def vision_transformer(batch: int, hidden: int, depth: int, heads: int) -> tuple
     }
 
     def apply(x: jax.Array, w: Tree) -> jax.Array:
-        cast = lambda name: w[name].astype(x.dtype)  # noqa: E731
+        def cast(name: str) -> jax.Array:
+            return w[name].astype(x.dtype)
+
         q, k, v = jnp.split(_norm(x, w["norm1"]) @ cast("qkv"), 3, axis=-1)
         q, k, v = (each.reshape(*x.shape[:2], heads, -1) for each in (q, k, v))
         x = x + jax.nn.dot_product_attention(q, k, v).reshape(x.shape) @ cast("out")
@@ -265,26 +262,10 @@ FUNCTIONS: dict[str, Callable[[], tuple[Loss, Tree, Any]]] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="", help="functions whose name contains this")
-    args = parser.parse_args(argv)
-    args.folder.mkdir(parents=True, exist_ok=True)
-    for name, make in FUNCTIONS.items():
-        if args.only not in name:
-            continue
-        loss, weights, data = make()
-        optimizer, step = train_step(loss)
-        state = jax.eval_shape(optimizer.init, weights)
-        exported = export.export(jax.jit(step, donate_argnums=(0, 1)), platforms=["cuda"])
-        (args.folder / f"{name}.mlirbc").write_bytes(
-            exported(weights, state, data).mlir_module_serialized
-        )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def bytecode_of(name: str) -> bytes:
+    """The step of one of `FUNCTIONS`, for a GPU."""
+    loss, weights, data = FUNCTIONS[name]()
+    optimizer, step = train_step(loss)
+    state = jax.eval_shape(optimizer.init, weights)
+    exported = export.export(jax.jit(step, donate_argnums=(0, 1)), platforms=["cuda"])
+    return bytes(exported(weights, state, data).mlir_module_serialized)

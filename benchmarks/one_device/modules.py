@@ -4,7 +4,8 @@
 
 GPT, mixtures of experts and Wide-ResNets are those of the Alpa paper (arXiv 2201.12023, tables 4 to
 6) with small batches. The other decoders have what those lack: grouped keys and values, gated feed
-forward parts, latent attention, tied embeddings, long sequences, wide vocabularies."""
+forward parts, latent attention, tied embeddings, long sequences, wide vocabularies. Functions in
+plain JAX (`benchmarks.one_device.functions`) are written, too."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from benchmarks.one_device.functions import FUNCTIONS, bytecode_of
 from shardopt.models.build import bytecode
 from shardopt.models.specs import DeepseekSpec, GptSpec, LlamaSpec, MoeSpec, ResnetSpec, Spec
 
@@ -69,9 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="modules whose name contains this")
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
-    for name, (spec, dtype) in MODULES.items():
+    writers = {name: partial(bytecode, spec, dtype) for name, (spec, dtype) in MODULES.items()}
+    writers |= {name: partial(bytecode_of, name) for name in FUNCTIONS}
+    for name, write in writers.items():
         if args.only in name:
-            (args.folder / f"{name}.mlirbc").write_bytes(bytecode(spec, dtype))
+            (args.folder / f"{name}.mlirbc").write_bytes(write())
     return 0
 
 

@@ -53,8 +53,8 @@ def machine_of(row: Row, framework: Framework) -> HostGroup:
     if device.kernels is not None:
         rates = attention_rates(framework.attention, preset, device.kernels)
         merged = device.kernels.merged and framework.merges
-        # Libraries have kernels of their own for normalisations and softmax, and the XLA of these
-        # rows had no block-level fusions yet.
+        # Libraries have kernels of their own for normalisations and softmax. How the XLA of older
+        # rows made them is not known.
         kernels = replace(
             device.kernels,
             merged=merged,

@@ -2,7 +2,10 @@
 
 The problem counts the order without copies. What a copy waits for, and what is recomputed earlier
 than it is read, holds more in the finished program, by rules that no row of an integer program
-states. Such an assignment is excluded once each way to share its copies has been counted."""
+states. Such an assignment is excluded once each way to share its copies has been counted: which of
+the later readers make one anew. Not counted is what other programs of the same assignment there may
+be, such as those in which a first reader makes a copy anew; that none of them holds less has not
+been proven."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def find_rewrites(
     """What is written more than once. Values that are `fused` are not in memory: their readers read
     what they are made of, and so do copies for products."""
     misfits = {(each.op, each.operand) for each in found.misfits}
-    sources = sources_of(graph, fused, misfits)
+    sources = _sources(graph, fused, misfits)
     readings: dict[int, dict[Order, _Reading]] = defaultdict(dict)
     for reading in found.misfits:
         operand = graph.ops[reading.op].operands[reading.operand]
@@ -300,7 +300,7 @@ def _written(op: Op | None, order: Order | None, wanted: Iterable[Order]) -> Ord
     return None
 
 
-def sources_of(
+def _sources(
     graph: OpGraph, fused: Set[int], misfits: Set[tuple[int, int]]
 ) -> dict[int, frozenset[int]]:
     """For each fused value what is read from memory, in the order in which it lies there, to make

@@ -38,7 +38,6 @@ from shardopt.solve.sharding.kernels.memory_orders import (
     Order,
     find_memory_orders,
     find_rewrites,
-    sources_of,
 )
 
 # Elements that a block of a kernel holds: so many have the tiles that XLA chooses for softmax.
@@ -132,53 +131,46 @@ def _held_rows(
     """By the last of such reductions in each kernel, where rows fit on the chip. Where exponentials
     are not computed again, as XLA does not in f16, softmax backward is several kernels, which hold
     rows of one tensor at most."""
-    sources = sources_of(graph, fusion.fused, frozenset())
-    producers = graph.producers()
-    last: dict[int, int] = {}
-    read: dict[int, set[int]] = defaultdict(set)
-    writes = set[int]()
+    kernels: dict[int, list[int]] = defaultdict(list)
     for index in reducing:
-        op, kernel = graph.ops[index], fusion.kernel[index]
-        operands, size = op.operands, prod(graph.tensors[op.operands[0]].shape)
-        if size > _LONGEST_ROW * max(1, prod(graph.tensors[op.results[0]].shape)):
-            continue
-        last[kernel] = index
-        read[kernel] |= {
-            source
-            for operand in operands
-            for source in sources.get(operand, (operand,))
-            if prod(graph.tensors[source].shape) == size
-        }
-        if any(result not in fusion.fused for result in op.results):
-            writes.add(kernel)
+        op = graph.ops[index]
+        rows = max(1, prod(graph.tensors[op.results[0]].shape))
+        if prod(graph.tensors[op.operands[0]].shape) <= _LONGEST_ROW * rows:
+            kernels[fusion.kernel[index]].append(index)
     held: dict[int, HeldRows] = {}
-    for kernel, index in last.items():
-        tensors = [graph.tensors[t] for t in read[kernel]]
-        again = sum(tensor.itemsize for tensor in tensors) if kernel in writes else 0.0
+    for reductions in kernels.values():
+        ops = [graph.ops[index] for index in reductions]
+        size = prod(graph.tensors[ops[0].operands[0]].shape)
+        read, made_by = _made_of(graph, fusion.fused, (t for op in ops for t in op.operands))
+        tensors = [graph.tensors[t] for t in read if prod(graph.tensors[t].shape) == size]
+        is_written = any(t not in fusion.fused for op in ops for t in op.results)
         apart = not recomputes or any(tensor.dtype == "f16" for tensor in tensors)
-        held[index] = HeldRows(
+        held[reductions[-1]] = HeldRows(
             min(1, len(tensors)) if apart else len(tensors),
-            _makes_exponentials(graph, producers, fusion.fused, graph.ops[index].operands),
-            again,
+            "exponential" in made_by,
+            sum(tensor.itemsize for tensor in tensors) if is_written else 0.0,
         )
     return held
 
 
-def _makes_exponentials(
-    graph: OpGraph, producers: Sequence[int], fused: Set[int], tensors: Iterable[int]
-) -> bool:
-    """Whether what makes these values on the way takes an exponential."""
-    waiting, seen = list(tensors), set[int]()
+def _made_of(graph: OpGraph, fused: Set[int], tensors: Iterable[int]) -> tuple[set[int], set[str]]:
+    """What is read from memory to make these values on the way, and the names of the operations
+    that make them."""
+    producers = graph.producers()
+    read, names, seen = set[int](), set[str](), set[int]()
+    waiting = list(tensors)
     while waiting:
         tensor = waiting.pop()
-        if tensor in seen or tensor not in fused or producers[tensor] < 0:
+        if tensor in seen:
             continue
         seen.add(tensor)
+        if tensor not in fused or producers[tensor] < 0:
+            read.add(tensor)
+            continue
         op = graph.ops[producers[tensor]]
-        if op.name == "exponential":
-            return True
+        names.add(op.name)
         waiting += op.operands
-    return False
+    return read, names
 
 
 def merged_kernels(
