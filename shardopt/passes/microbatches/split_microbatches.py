@@ -279,7 +279,7 @@ def _plan_loop(
     except CouplingError as error:
         if not single:
             raise
-        op = reader.handles[error.op]
+        op = reader.handle(error.op, error.regions)
         pm.remark(
             "no-batch-structure",
             op,

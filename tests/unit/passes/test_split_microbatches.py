@@ -242,6 +242,22 @@ def test_batch_norm_in_one_microbatch_keeps_the_structure() -> None:
     assert "subtract" in names(program.epilogue)
 
 
+def test_a_branch_that_squares_a_sum_is_whole_in_one_microbatch() -> None:
+    """The operation that is in the way has a number in its branch, where the step has fewer."""
+
+    def step(state: Any, x: jax.Array, y: jax.Array) -> Any:
+        params, squares, count = state
+
+        def measure() -> Any:
+            grads = jax.grad(mse)(params, x, y)
+            return jax.tree.map(lambda s, g: 0.9 * s + 0.1 * g**2, squares, grads)
+
+        return params, jax.lax.cond(count % 2 == 0, measure, lambda: squares), count + 1
+
+    state = mlp_params(), mlp_params(), jnp.int32(2)
+    check(step, state, normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(1,))
+
+
 def test_contrastive_loss_is_refused() -> None:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         z = x @ w
