@@ -318,7 +318,8 @@ def test_errors_name_the_argument(mlp: Any) -> None:
     sums = shardopt.parallelize(lambda w, a, b: w - a.sum() * b.sum(), **PIPELINE)
     with pytest.raises(
         shardopt.UserError,
-        match=r"cannot tell the batch arguments: .* with batch_argnums=NUMBER or {NUMBER: DIM}$",
+        match=r"cannot tell the batch arguments: .* with batch_argnums=NUMBER or {NUMBER: DIM}, or "
+        r"keep the batch whole with microbatches=1$",
     ):
         sums(x[0], x, x[:7])
     step = shardopt.parallelize(mlp_step, **PIPELINE)

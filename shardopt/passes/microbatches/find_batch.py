@@ -38,7 +38,10 @@ class UndecidedBatch(DiagnosedError):
     """It is not clear which arguments hold the batch, for the `reason`."""
 
     def __init__(self, main: ir.Operation, reason: str) -> None:
-        advice = "name them with batch-args=INDEX[:DIM] or NAME[:DIM]"
+        advice = (
+            "name them with batch-args=INDEX[:DIM] or NAME[:DIM], or keep the batch whole with "
+            "num-microbatches=1"
+        )
         message = with_step_loop(main, f"{reason}; {advice}")
         super().__init__(diagnostic("error", main, message))
         self.reason = reason

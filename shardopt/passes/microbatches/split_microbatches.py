@@ -67,7 +67,8 @@ _ADVICE = {
     Mixing.PAIRS: "compare rows of groups, along a dimension of their own (reshape the batch to "
     "groups x rows), or keep the batch whole with num-microbatches=1",
     Mixing.MOVES: "take parts of the batch along a dimension behind its rows (reshape it to rows x "
-    "parts, and take [:, part]), or keep the batch whole with num-microbatches=1",
+    "parts, and take [:, part]), sort and route within each row (jax.vmap), or keep the batch "
+    "whole with num-microbatches=1",
     Mixing.DECIDES: "let each row end by itself in a fixed number of iterations (jnp.where), or "
     "keep the batch whole with num-microbatches=1",
     Mixing.OTHER: "num-microbatches=1 keeps the batch whole",
@@ -137,7 +138,10 @@ def _explain(
     if error.origin is None:
         return pm.error(op, f"{message}; {_ADVICE[error.mixing]}")
     origin = reader.handle(error.origin, error.regions[: error.origin_depth])
-    advice = "batch-coupling=per-microbatch lets each microbatch stand for the whole batch"
+    advice = (
+        "batch-coupling=per-microbatch lets each microbatch stand for the whole batch, "
+        "num-microbatches=1 keeps it whole"
+    )
     return pm.error(
         op,
         with_step_loop(main, f"{message} by '{origin.name}'; {advice}"),

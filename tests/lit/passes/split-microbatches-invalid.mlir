@@ -21,7 +21,7 @@ func.func @main(%w: tensor<2x2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4
   %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x2xf32>, tensor<2x2xf32>) -> tensor<4x2xf32>
   %s = stablehlo.reduce(%h init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4x2xf32>, tensor<f32>) -> tensor<2xf32>
   %b = stablehlo.broadcast_in_dim %s, dims = [1] : (tensor<2xf32>) -> tensor<4x2xf32>
-  // CHECK: norm.mlir:[[@LINE+2]]:8: error: cannot cut the step into microbatches: 'stablehlo.subtract' needs a value reduced over the whole batch by 'stablehlo.reduce'; batch-coupling=per-microbatch lets each microbatch stand for the whole batch
+  // CHECK: norm.mlir:[[@LINE+2]]:8: error: cannot cut the step into microbatches: 'stablehlo.subtract' needs a value reduced over the whole batch by 'stablehlo.reduce'; batch-coupling=per-microbatch lets each microbatch stand for the whole batch, num-microbatches=1 keeps it whole
   // CHECK: norm.mlir:[[@LINE-3]]:24: note: reduced over the batch here
   %d = stablehlo.subtract %h, %b : tensor<4x2xf32>
   %g = stablehlo.dot_general %x, %d, contracting_dims = [0] x [0] : (tensor<4x2xf32>, tensor<4x2xf32>) -> tensor<2x2xf32>
@@ -61,7 +61,7 @@ func.func @main(%w: tensor<2xf32> {tf.aliasing_output = 0 : i32} loc("params['w'
 }
 
 //--- auto.mlir
-// CHECK: auto.mlir:[[@LINE+1]]:1: error: cannot tell the batch arguments: several arguments could be it (2: tensor<4x2xf32>, 4 rows; 3: tensor<3x2xf32>, 3 rows); name them with batch-args=INDEX[:DIM] or NAME[:DIM]
+// CHECK: auto.mlir:[[@LINE+1]]:1: error: cannot tell the batch arguments: several arguments could be it (2: tensor<4x2xf32>, 4 rows; 3: tensor<3x2xf32>, 3 rows); name them with batch-args=INDEX[:DIM] or NAME[:DIM], or keep the batch whole with num-microbatches=1
 func.func @main(%v: tensor<2xf32> {tf.aliasing_output = 0 : i32}, %w: tensor<2xf32> {tf.aliasing_output = 1 : i32}, %x: tensor<4x2xf32>, %y: tensor<3x2xf32>) -> (tensor<2xf32>, tensor<2xf32>) {
   %0 = stablehlo.dot_general %x, %v, contracting_dims = [1] x [0] : (tensor<4x2xf32>, tensor<2xf32>) -> tensor<4xf32>
   %1 = stablehlo.dot_general %y, %w, contracting_dims = [1] x [0] : (tensor<3x2xf32>, tensor<2xf32>) -> tensor<3xf32>
