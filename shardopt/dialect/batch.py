@@ -51,9 +51,14 @@ def write_step_loop(main: ir.Operation, hint: str) -> None:
     main.attributes[STEP_LOOP] = ir.StringAttr.get(hint)
 
 
+def has_step_loop(main: ir.Operation) -> bool:
+    """Whether a loop of the step is known whose iterations are steps themselves."""
+    return STEP_LOOP in main.attributes
+
+
 def with_step_loop(main: ir.Operation, message: str) -> str:
     """An error of a step that cannot be cut, with what is known of its loop."""
-    if STEP_LOOP not in main.attributes:
+    if not has_step_loop(main):
         return message
     return f"{message}; {ir.StringAttr(main.attributes[STEP_LOOP]).value}"
 

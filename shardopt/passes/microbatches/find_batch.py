@@ -10,7 +10,12 @@ from math import prod
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.batch import with_step_loop, write_batch, write_no_batch
+from shardopt.dialect.batch import (
+    has_step_loop,
+    with_step_loop,
+    write_batch,
+    write_no_batch,
+)
 from shardopt.dialect.manual import MANUAL, read_region
 from shardopt.extract.batch_arguments import (
     BatchArgument,
@@ -34,14 +39,24 @@ from shardopt.solve.microbatches.batch_search import BatchSearch, Family, StepIn
 _MAX_LISTED = 8
 
 
-class UndecidedBatch(DiagnosedError):
-    """It is not clear which arguments hold the batch, for the `reason`."""
+# Of a step that goes over parts of its batch, and is no loop over microbatches.
+PARTS_ADVICE = (
+    "take parts of the batch along a dimension behind its rows (reshape it to rows x parts, and "
+    "take [:, part])"
+)
 
-    def __init__(self, main: ir.Operation, reason: str) -> None:
+
+class UndecidedBatch(DiagnosedError):
+    """It is not clear which arguments hold the batch, for the `reason`; `has_parts` if the step
+    takes some of them in parts."""
+
+    def __init__(self, main: ir.Operation, reason: str, *, has_parts: bool = False) -> None:
         advice = (
             "name them with batch-args=INDEX[:DIM] or NAME[:DIM], or keep the batch whole with "
             "num-microbatches=1"
         )
+        if has_parts and not has_step_loop(main):
+            advice = f"{PARTS_ADVICE}, {advice}"
         message = with_step_loop(main, f"{reason}; {advice}")
         super().__init__(diagnostic("error", main, message))
         self.reason = reason
@@ -97,7 +112,8 @@ def find_batch(module: ir.Module) -> FoundBatch:
     step = StepInputs(arguments, graph.outputs, replaced, keys, trees, tuple(reader.fed_back))
     search = search_batch(graph, step)
     if not search.batch:
-        raise UndecidedBatch(main, _undecided(main, search))
+        has_parts = any(family.parted and family.inputs for family in search.families)
+        raise UndecidedBatch(main, _undecided(main, search), has_parts=has_parts)
     batch = [BatchArgument(rows.number, rows.dim) for rows in search.batch]
     return FoundBatch(
         tuple(each for each in batch if each.index not in replaced),

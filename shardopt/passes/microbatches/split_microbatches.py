@@ -51,6 +51,7 @@ from shardopt.options.names import BatchCoupling
 from shardopt.passes.base import Pass, PassContext, PassFailure, plan_option
 from shardopt.passes.microbatches.adopt_loop import LoopAdopter
 from shardopt.passes.microbatches.find_batch import (
+    PARTS_ADVICE,
     UndecidedBatch,
     choose_batch,
     mark_batch,
@@ -66,8 +67,7 @@ _OPAQUE = (*PRODUCTS, "stablehlo.custom_call")
 _ADVICE = {
     Mixing.PAIRS: "compare rows of groups, along a dimension of their own (reshape the batch to "
     "groups x rows), or keep the batch whole with num-microbatches=1",
-    Mixing.MOVES: "take parts of the batch along a dimension behind its rows (reshape it to rows x "
-    "parts, and take [:, part]), sort and route within each row (jax.vmap), or keep the batch "
+    Mixing.MOVES: f"{PARTS_ADVICE}, sort and route within each row (jax.vmap), or keep the batch "
     "whole with num-microbatches=1",
     Mixing.DECIDES: "let each row end by itself in a fixed number of iterations (jnp.where), or "
     "keep the batch whole with num-microbatches=1",

@@ -351,7 +351,9 @@ def accumulated(p: Any, x: jax.Array, y: jax.Array) -> Any:
         (
             accumulated,
             (MLP, shape(12, 4), shape(12, 3)),
-            r"x tensor<12x4xf32>, which the step takes in parts, as microbatches of its own; ",
+            r"x tensor<12x4xf32>, which the step takes in parts, as microbatches of its own; .*"
+            r"\); take parts of the batch along a dimension behind its rows \(reshape it to rows x "
+            r"parts, and take \[:, part\]\), name them",
         ),
     ],
 )
