@@ -164,7 +164,10 @@ class _Walk:
         terms = {
             t: s for t, s in zip(op.operands, operands, strict=True) if s.kind is AxisKind.PARTIAL
         }
-        if terms and self.accumulation.keeps_partial(op, terms):
+        # In a region nothing can wait for a factor that is known behind the loop alone.
+        waits = self.is_region and not self.batch.per_microbatch
+        is_known = not waits or all(state.kind is not AxisKind.WHOLE for state in operands)
+        if terms and is_known and self.accumulation.keeps_partial(op, terms):
             self.terms[index] = frozenset(terms)
             self._set(
                 op, State(AxisKind.PARTIAL, reducer=next(iter(terms.values())).reducer, light=light)

@@ -258,6 +258,23 @@ def test_a_branch_that_squares_a_sum_is_whole_in_one_microbatch() -> None:
     check(step, state, normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(1,))
 
 
+def test_a_loop_that_divides_a_sum_by_its_norm_is_refused() -> None:
+    """In every microbatch the norm would be that of its own terms."""
+
+    def step(params: Any, x: jax.Array, y: jax.Array, count: jax.Array) -> Any:
+        def add(_: int, total: Any) -> Any:
+            grads = jax.grad(mse)(params, x, y)
+            norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+            return jax.tree.map(lambda t, g: t + g / norm, total, grads)
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return jax.lax.fori_loop(0, count, add, zeros)
+
+    module = lower(step, mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2), jnp.int32(3))
+    with pytest.raises(DiagnosedError, match="is no sum over it"):
+        split(module, 2)
+
+
 def test_contrastive_loss_is_refused() -> None:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         z = x @ w
