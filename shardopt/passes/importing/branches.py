@@ -13,7 +13,7 @@ from shardopt.ir.rewriting import defining, operations, terminator
 
 # Running these a second time is no way to compute the same: they have effects, or hold what only
 # they were given.
-_ONCE = (
+RUN_ONCE = (
     "stablehlo.custom_call",
     "stablehlo.infeed",
     "stablehlo.outfeed",
@@ -32,7 +32,7 @@ def split_results(op: ir.Operation) -> int:
 
     Scalars and what is made of them are recomputed by every group that reads them.
     """
-    groups = [] if operations(op, _ONCE) else _groups(op)
+    groups = [] if operations(op, RUN_ONCE) else _groups(op)
     if len(groups) < 2:
         return 1
     for group in groups:
@@ -107,16 +107,22 @@ def _part(op: ir.Operation, numbers: Sequence[int]) -> ir.Operation:
     for old, new in zip(whole.regions, part.regions, strict=True):
         block = old.blocks[0]
         block.append_to(new)
-        end = terminator(block)
-        kept = [end.operands[number] for number in numbers]
-        ir.Operation.create(end.name, [], kept, loc=end.location, ip=ir.InsertionPoint(end))
-        end.erase()
-        _drop_unread(block)
+        operands = list(terminator(block).operands)
+        yield_values(block, [operands[number] for number in numbers])
     whole.erase()
     return part
 
 
-def _drop_unread(block: ir.Block) -> None:
+def yield_values(block: ir.Block, values: Sequence[ir.Value]) -> None:
+    """Let a branch yield these values in place of those that it yields, and drop what they do not
+    need."""
+    end = terminator(block)
+    ir.Operation.create(end.name, [], list(values), loc=end.location, ip=ir.InsertionPoint(end))
+    end.erase()
+    drop_unread(block)
+
+
+def drop_unread(block: ir.Block) -> None:
     *body, _ = (view.operation for view in block.operations)
     # Readers before what they read, so that one sweep drops whole chains.
     for inner in reversed(body):

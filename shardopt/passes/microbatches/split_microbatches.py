@@ -49,6 +49,7 @@ from shardopt.ir.loops import CONTROL_FLOW
 from shardopt.ir.rewriting import functions, operations, shape_of, symbol_name
 from shardopt.options.names import BatchCoupling
 from shardopt.passes.base import Pass, PassContext, PassFailure, plan_option
+from shardopt.passes.importing.branches import RUN_ONCE
 from shardopt.passes.microbatches.adopt_loop import LoopAdopter
 from shardopt.passes.microbatches.find_batch import (
     PARTS_ADVICE,
@@ -58,7 +59,14 @@ from shardopt.passes.microbatches.find_batch import (
     mark_undecided,
 )
 from shardopt.passes.microbatches.microbatch_loop import LoopWriter, StepReader
-from shardopt.solve.microbatches.axis import Batch, CouplingError, Mixing, TimeAxis
+from shardopt.passes.microbatches.split_conditional import split_conditional
+from shardopt.solve.microbatches.axis import (
+    Batch,
+    BranchSums,
+    CouplingError,
+    Mixing,
+    TimeAxis,
+)
 from shardopt.solve.microbatches.time_plan import plan_loop
 from shardopt.solve.microbatches.whole_step import plan_single
 
@@ -177,12 +185,7 @@ class SplitMicrobatches(Pass):
         # The terminator alone.
         if len(main.regions[0].blocks[0].operations) == 1:
             raise pm.error(main, "expected a step that computes something, found no operation")
-        with sharding_rules(module):
-            reader, outputs = _read_step(main)
-        try:
-            plan = self._plan(main, reader, outputs, batch, pm)
-        except CouplingError as error:
-            raise _explain(error, main, reader, pm) from None
+        reader, plan = self._read_and_plan(module, main, batch, pm)
         if not plan.accumulators:
             raise pm.error(main, "expected results that depend on the batch arguments, found none")
         pm.statistic("prologue ops", len(plan.prologue))
@@ -191,6 +194,24 @@ class SplitMicrobatches(Pass):
         pm.statistic("captured values", len(plan.captures) + len(plan.slices))
         pm.statistic("accumulators", len(plan.accumulators))
         LoopWriter(module, main, reader, plan).write()
+
+    def _read_and_plan(
+        self,
+        module: ir.Module,
+        main: ir.Operation,
+        chosen: Sequence[BatchArgument],
+        pm: PassContext,
+    ) -> tuple[StepReader, TimePlan]:
+        while True:
+            with sharding_rules(module):
+                reader, outputs = _read_step(main)
+            try:
+                return reader, self._plan(main, reader, outputs, chosen, pm)
+            except CouplingError as error:
+                if error.sums is None or not _may_be_split(reader, error.sums):
+                    raise _explain(error, main, reader, pm) from None
+                # Neither is split again: one only yields sums, the other reads no rows.
+                _split_conditional(reader, error.sums)
 
     def _adopt(self, module: ir.Module, main: ir.Operation, pm: PassContext) -> bool:
         """Take the loop over parts of the batch that the step has itself, if it has one."""
@@ -275,8 +296,9 @@ def _plan_loop(
             return plan
         # The step is cheap and reads no weights, so that all of it could stand outside of the loop.
         return plan_loop(graph, replace(batch, weights=batch.weights | frozenset(batch.splits)))[1]
-    except CouplingError:
-        if not single and coupling == "error":
+    except CouplingError as error:
+        is_split = error.sums is not None and _may_be_split(reader, error.sums)
+        if not single and (coupling == "error" or is_split):
             raise
     try:
         return plan_loop(graph, replace(batch, per_microbatch=True))[1]
@@ -290,6 +312,18 @@ def _plan_loop(
             f"'{op.name}' {error}; {_WHOLE_STEP}",
         )
         return plan_single(graph)
+
+
+def _may_be_split(reader: StepReader, sums: BranchSums) -> bool:
+    return not operations(reader.handles[sums.op], RUN_ONCE)
+
+
+def _split_conditional(reader: StepReader, sums: BranchSums) -> None:
+    values = [
+        [inside.values()[tensor] for tensor in tensors]
+        for inside, tensors in zip(reader.inside[sums.op], sums.tensors, strict=True)
+    ]
+    split_conditional(reader.handles[sums.op], values)
 
 
 def _remark_couplings(axis: TimeAxis, reader: StepReader, pm: PassContext) -> None:

@@ -69,13 +69,24 @@ class Mixing(Enum):
     OTHER = "other"
 
 
+@dataclass(frozen=True)
+class BranchSums:
+    """Of the conditional `op` (index), the sums over the batch that each of its regions yields, or
+    that others of its operations read than sums: tensors of the region. Whatever reads them can
+    stand in a second conditional, behind the microbatches."""
+
+    op: int
+    tensors: tuple[tuple[int, ...], ...]
+
+
 class CouplingError(UserError):
     """`op` (index) mixes microbatches; `origin` is the op that made the accumulated value it needs,
     or None; `reader` an op of the model that needs what it makes, where one is known.
 
     In a loop or branch `regions` lead to the graph of `op`: (op, number of its region), the
     outermost first; those up to `origin_depth` lead to that of `origin`. `needs` is the accumulated
-    value, where that comes from outside of the graph of `op`."""
+    value, where that comes from outside of the graph of `op`. `sums` are there if a branch does
+    more with its sums over the batch than yield them."""
 
     def __init__(
         self,
@@ -93,11 +104,13 @@ class CouplingError(UserError):
         self.reader: int | None = None
         self.regions: tuple[tuple[int, int], ...] = ()
         self.origin_depth = 0
+        self.sums: BranchSums | None = None
 
     def enter(self, op: int, region: int) -> None:
         """Say that all of it stands in a region of `op`."""
         self.regions = ((op, region), *self.regions)
         self.origin_depth += 1
+        self.sums = None  # branches are taken apart where the whole step stands
 
 
 class RowsWanted(CouplingError):

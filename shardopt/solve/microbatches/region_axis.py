@@ -26,6 +26,7 @@ from shardopt.solve.microbatches.axis import (
     NEUTRAL,
     WITHOUT_ESTIMATE,
     AxisKind,
+    BranchSums,
     CouplingError,
     Mixing,
     RegionAxis,
@@ -115,18 +116,47 @@ def _flow_branches(carrier: Carrier) -> RegionAxis:
     axes = tuple(
         carrier.enter(number, carrier.states, carrier.splats) for number in range(len(op.regions))
     )
-    results = []
-    for result in range(len(op.results)):
-        joined: State | None = None
+    try:
+        results = tuple(_branch_result(carrier, axes, result) for result in range(len(op.results)))
+    except CouplingError as error:
+        error.sums = _branch_sums(carrier, axes)
+        raise
+    return RegionAxis(tuple(carrier.states), results, axes)
+
+
+def _branch_result(carrier: Carrier, axes: Sequence[TimeAxis], result: int) -> State:
+    joined: State | None = None
+    for number, axis in enumerate(axes):
+        state = carrier.yielded(number, axis, result)
+        joined = state if joined is None else _join(carrier, joined, state)
+    assert joined is not None
+    if joined.kind is AxisKind.PARTIAL:
         for number, axis in enumerate(axes):
-            state = carrier.yielded(number, axis, result)
-            joined = state if joined is None else _join(carrier, joined, state)
-        assert joined is not None
-        if joined.kind is AxisKind.PARTIAL:
-            for number, axis in enumerate(axes):
-                _check_neutral(carrier, number, axis, result, joined)
-        results.append(joined)
-    return RegionAxis(tuple(carrier.states), tuple(results), axes)
+            _check_neutral(carrier, number, axis, result, joined)
+    return joined
+
+
+def _branch_sums(carrier: Carrier, axes: Sequence[TimeAxis]) -> BranchSums | None:
+    """None where a sum enters the conditional, or rows leave it: a second one could not stand
+    behind the microbatches."""
+    yielded = {axis.states[tensor].kind for axis in axes for tensor in axis.graph.outputs}
+    entering = {state.kind for state in carrier.states}
+    if AxisKind.BATCHED in yielded or AxisKind.PARTIAL in entering:
+        return None
+    tensors = []
+    for axis in axes:
+        read = dict.fromkeys(
+            t
+            for op in axis.graph.ops
+            if any(axis.states[result].kind is AxisKind.WHOLE for result in op.results)
+            for t in op.operands
+        )
+        read.update(dict.fromkeys(axis.graph.outputs))
+        sums = [t for t in read if axis.states[t].kind is AxisKind.PARTIAL]
+        if any(axis.states[t].reducer != "add" for t in sums):
+            return None
+        tensors.append(tuple(sums))
+    return BranchSums(carrier.index, tuple(tensors)) if any(tensors) else None
 
 
 def _flow_loop(carrier: Carrier) -> RegionAxis:

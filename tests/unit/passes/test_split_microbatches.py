@@ -14,6 +14,7 @@ from loop_expansion import evaluate, expand_loop
 from split_checks import ROWS, check, lower, mlp, mlp_params, mse, names, normal, sgd, split
 
 from shardopt.ir.diagnostics import DiagnosedError
+from shardopt.ir.rewriting import operations
 from shardopt.passes.microbatches.split_microbatches import SplitMicrobatches
 
 
@@ -242,22 +243,6 @@ def test_batch_norm_in_one_microbatch_keeps_the_structure() -> None:
     assert "subtract" in names(program.epilogue)
 
 
-def test_a_branch_that_squares_a_sum_is_whole_in_one_microbatch() -> None:
-    """The operation that is in the way has a number in its branch, where the step has fewer."""
-
-    def step(state: Any, x: jax.Array, y: jax.Array) -> Any:
-        params, squares, count = state
-
-        def measure() -> Any:
-            grads = jax.grad(mse)(params, x, y)
-            return jax.tree.map(lambda s, g: 0.9 * s + 0.1 * g**2, squares, grads)
-
-        return params, jax.lax.cond(count % 2 == 0, measure, lambda: squares), count + 1
-
-    state = mlp_params(), mlp_params(), jnp.int32(2)
-    check(step, state, normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(1,))
-
-
 def test_a_loop_that_divides_a_sum_by_its_norm_is_refused() -> None:
     """In every microbatch the norm would be that of its own terms."""
 
@@ -273,6 +258,61 @@ def test_a_loop_that_divides_a_sum_by_its_norm_is_refused() -> None:
     module = lower(step, mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2), jnp.int32(3))
     with pytest.raises(DiagnosedError, match="is no sum over it"):
         split(module, 2)
+
+
+def measured(state: Any, x: jax.Array, y: jax.Array) -> Any:
+    """In every other step, an average of squared gradients."""
+    params, squares, count = state
+
+    def measure() -> Any:
+        grads = jax.grad(mse)(params, x, y)
+        return jax.tree.map(lambda s, g: 0.9 * s + 0.1 * g**2, squares, grads)
+
+    return params, jax.lax.cond(count % 2 == 0, measure, lambda: squares), count + 1
+
+
+def delayed(state: Any, x: jax.Array, y: jax.Array) -> Any:
+    """In every other step, an update whose gradients are clipped by their common norm."""
+
+    def update() -> Any:
+        new, first, second, _ = adam(state, x, y)
+        return new, first, second, mse(state[0], x, y)
+
+    def skip() -> Any:
+        return *state[:3], jnp.float32(7)
+
+    *parts, loss = jax.lax.cond(state[3] % 2 == 0, update, skip)
+    return *parts, state[3] + 1, loss
+
+
+def switched(state: Any, x: jax.Array, y: jax.Array) -> Any:
+    """A gradient in each of two branches, and another value in the third."""
+    params, count = state
+    branches = (
+        lambda: jax.grad(mse)(params, x, y),
+        lambda: jax.tree.map(jnp.sign, jax.grad(mse)(params, 2 * x, y)),
+        lambda: jax.tree.map(jnp.ones_like, params),
+    )
+    return jax.lax.switch(count, branches), count + 1
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("step", [measured, delayed])
+def test_what_a_branch_makes_of_a_sum_stands_behind_the_loop(step: Any, count: int) -> None:
+    """The operation that is in the way has a number in its branch, where the step has fewer: told
+    with one microbatch, too."""
+    state = (mlp_params(), mlp_params(), jnp.int32(count))
+    if step is delayed:
+        state = (*adam_state()[:3], jnp.int32(count))
+    program = check(step, state, normal(3, ROWS, 3), normal(4, ROWS, 2))
+    inner = {op.name for each in program.epilogue for op in operations(each)}
+    assert "stablehlo.case" in inner
+    assert "stablehlo.dot_general" not in inner
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_each_branch_has_sums_of_its_own(number: int) -> None:
+    check(switched, (mlp_params(), jnp.int32(number)), normal(3, ROWS, 3), normal(4, ROWS, 2))
 
 
 def test_contrastive_loss_is_refused() -> None:
