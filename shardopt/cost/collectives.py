@@ -21,16 +21,12 @@ from dataclasses import dataclass
 from shardopt.cost import nccl
 from shardopt.hardware.cluster import Cluster, Link
 from shardopt.hardware.curves import Amount, Curve
-from shardopt.hardware.profile import INTER_HOST, INTRA_HOST
+from shardopt.hardware.profile import COLLECTIVE_KINDS, INTER_HOST, INTRA_HOST
 from shardopt.hardware.topology import group_placement
 from shardopt.mesh.mesh import Mesh
 
-ALL_GATHER = "all_gather"
-REDUCE_SCATTER = "reduce_scatter"
-ALL_REDUCE = "all_reduce"
-ALL_TO_ALL = "all_to_all"
-PERMUTE = "permute"
-COLLECTIVES = (ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, PERMUTE)
+COLLECTIVES = COLLECTIVE_KINDS
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, PERMUTE = COLLECTIVES
 
 
 def _messages_and_share(kind: str, n: int) -> tuple[float, float]:

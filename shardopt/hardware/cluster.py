@@ -184,7 +184,8 @@ class HostGroup:
 
     `overlap` says that programs run collectives beside computing
     (`shardopt.solve.sharding.intra_op.overlap`); with `windowed_products` also those that a product
-    waits for, or that wait for one, in pieces.
+    waits for, or that wait for one, in pieces. None of the kinds that are `awaited`
+    (`shardopt.cost.collectives`) runs beside anything as a whole.
 
     `host_link` is between a device and the memory of its host, in one direction, while all devices
     of the host use theirs; `host_memory_bytes` is that memory. None where nobody said.
@@ -207,6 +208,7 @@ class HostGroup:
     device_links: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
     overlap: bool | None = field(default=None, repr=False)
     windowed_products: bool | None = field(default=None, repr=False)
+    awaited: tuple[str, ...] | None = field(default=None, repr=False)
     price_per_hour: float | None = field(default=None, repr=False)
     host_link: Link | None = field(default=None, repr=False)
     host_memory_bytes: int | None = field(default=None, repr=False)
@@ -237,6 +239,10 @@ class HostGroup:
         kernels = self.device.kernels
         on_cores = self.nccl is not None or (kernels is not None and kernels.cores is not None)
         return float(bool(self.overlap)) / (_OVERLAP_SLOWDOWN if on_cores else 1.0)
+
+    def overlap_share_of(self, kind: str) -> float:
+        """That of a collective of this kind as a whole."""
+        return 0.0 if kind in (self.awaited or ()) else self.overlap_share
 
     def __str__(self) -> str:
         return f"{self.name}:{self.hosts}x{self.devices_per_host}"

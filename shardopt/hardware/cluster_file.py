@@ -31,6 +31,7 @@ from shardopt.hardware.cluster import (
     KernelRates,
     Link,
 )
+from shardopt.hardware.profile import COLLECTIVE_KINDS
 from shardopt.hardware.torus import Torus
 from shardopt.support.documents import parse_text, read_document, read_text
 from shardopt.support.errors import UserError
@@ -203,6 +204,11 @@ _GROUP_FIELDS = {
         Nullable(Flag()),
         "whether those that do take products and their gathers and scatters in pieces, one beside "
         "the other; left out: no",
+        None,
+    ),
+    "awaited": Field(
+        Nullable(Items(Text(choices=COLLECTIVE_KINDS), least=1)),
+        "kinds of collectives that run beside nothing all the same; left out: none",
         None,
     ),
     "price_per_hour": Field(
@@ -460,6 +466,7 @@ def _fields(group: HostGroup) -> dict[str, Any]:
         fields["torus"] = torus | {"slice": list(torus["slice"])}
     if (kernels := fields["device"]["kernels"]) is not None:
         kernels["across"] = list(kernels["across"])
+    fields["awaited"] = group.awaited and list(group.awaited)
     return _without_none(fields | {"device_links": rows and [list(row) for row in rows]})
 
 

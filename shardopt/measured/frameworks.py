@@ -305,10 +305,21 @@ def attention_rates(
 ) -> tuple[AttentionRate, ...] | None:
     """Of a library on the device of a preset; None where it writes scores, or has no kernels for
     the device. What TPUs reach in attention was not found: as if softmax passed behind products, it
-    is what their products reach. MaxText's `tpu` kernels are cuDNN's on GPUs."""
+    is what products with one side as wide as a head reach. MaxText's `tpu` kernels are cuDNN's on
+    GPUs."""
     if library == "tpu" and preset.startswith("tpu") and kernels is not None:
         share = kernels.products.get("bf16", kernels.products["f32"])
-        return (AttentionRate(128, share, share, 0.0, 0.0),)
+        return _on_matrix_units(share, kernels.matrix_unit or 1)
     library = "cudnn" if library == "tpu" else library
     rates = _RATES.get((library, _GENERATIONS.get(preset, "")))
     return _slower(rates, _OF_500_WATTS) if rates and preset == "h100-96gb" else rates
+
+
+def _on_matrix_units(share: float, unit: int) -> tuple[AttentionRate, ...]:
+    """Attention on matrix units of `unit` x `unit` that are filled to `share`: each of its products
+    sums over a head or has its width, and heads that do not fill whole units leave a part of them
+    empty."""
+    blocks = range(1, 3)
+    heads = [head for block in blocks for head in ((block - 1) * unit + 1, block * unit)]
+    shares = {head: share * head / (-(-head // unit) * unit) for head in heads}
+    return tuple(AttentionRate(head, each, each, 0.0, 0.0) for head, each in shares.items())

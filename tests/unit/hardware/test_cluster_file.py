@@ -47,6 +47,7 @@ def test_every_preset_loads_under_its_own_name() -> None:
             "torus",
             "between_slices",
             "overlap",
+            "awaited",
             "host_link",
             "host_memory_bytes",
         }

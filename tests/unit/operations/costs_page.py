@@ -177,7 +177,8 @@ The solver minimizes f + b + w, of which max(f, b) + w is at least the half. So 
 about the sum; the time with overlap of a sharding that is optimal for the sum is at most twice the least one. The choice
 of stages takes the seconds with overlap of each stage's sharding, and bounds that are halved accordingly.
 
-It is on in the presets of TPUs, where XLA does this by default. It is off in those of GPUs: XLA has
+It is on in the presets of TPUs, where XLA does this by default, but for scatters (`awaited: [reduce_scatter]`): it has
+flags for gathers and for all-reduces beside fusions (MaxText, `benchmarks/xla_flags_library.py`). It is off in those of GPUs: XLA has
 `xla_gpu_enable_latency_hiding_scheduler` off unless a user sets it (`DefaultDebugOptionsIgnoringFlags` in
 `xla/debug_options_flags.cc`), and the runtime sets no flag. XLA's CPU backend runs collectives one after the other.
 

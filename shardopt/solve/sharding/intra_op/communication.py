@@ -39,15 +39,14 @@ def find_communication(sharded: ShardedOps, cluster: Cluster) -> tuple[Communica
         reshards.setdefault(each.op, []).append(each)
     communication: list[Communication] = []
     owner, links = cluster.group_of(sharded.mesh), CommunicationCosts(cluster, sharded.mesh)
-    share = owner.overlap_share
-    late = beside_computing(sharded.graph)[1] if share else frozenset()
+    late = beside_computing(sharded.graph)[1] if owner.overlap_share else frozenset()
     for index, strategy in sharded.strategies.items():
         op = sharded.graph.ops[index]
         communication += reshards.get(index, ())
         for step in strategy.collectives:
             seconds = links.seconds((step,))
             reduces = step.kind != PERMUTE
-            ends_late = share if reduces and index in late else 0.0
+            ends_late = owner.overlap_share_of(step.kind) * (reduces and index in late)
             beside = max(ends_late, in_pieces_share(owner, op, step))
             communication.append(
                 Communication(index, op.results[0], step, seconds, op.trips, reduces, beside)
@@ -115,7 +114,7 @@ class _Reshards:
     def _move(self, index: int, tensor: int, step: Step, extra: float) -> Communication:
         seconds = self.links.seconds((step,)) + extra
         trips = self.sharded.graph.trips_of(index, tensor, self.producers[tensor])
-        ready = self.owner.overlap_share * self.is_ready(index, tensor)
+        ready = self.owner.overlap_share_of(step.kind) * self.is_ready(index, tensor)
         beside = max(ready, in_pieces_share(self.owner, self.sharded.graph.ops[index], step))
         return Communication(index, tensor, step, seconds, trips, False, beside)
 

@@ -74,9 +74,10 @@ class ShardedPart:
         late = beside_computing(part.graph)[1]
         seconds = np.zeros(len(part.kinds))
         for node, op in enumerate(part.graph.ops):
-            ends_late = owner.overlap_share * (node in late)
             for step in self._strategy(node).collectives:
-                share = max(ends_late * (step.kind != PERMUTE), in_pieces_share(owner, op, step))
+                ends_late = node in late and step.kind != PERMUTE
+                share = owner.overlap_share_of(step.kind) * ends_late
+                share = max(share, in_pieces_share(owner, op, step))
                 if share:
                     each = communication_seconds(tables.cluster, tables.mesh, (step,))
                     seconds[op.group] += share * op.repeat * each

@@ -61,6 +61,16 @@ def test_products_in_pieces_are_beside_their_gathers_and_scatters() -> None:
     assert in_pieces_share(alone, product, Step(ALL_GATHER, ("x",), 1024)) == 0
 
 
+def test_kinds_that_are_awaited_run_beside_nothing_as_a_whole() -> None:
+    group = replace(load_cluster("tpu-v5e").groups[0], windowed_products=True)
+    assert group.awaited == (REDUCE_SCATTER,)
+    assert group.overlap_share_of(ALL_GATHER) == group.overlap_share == 1
+    assert group.overlap_share_of(REDUCE_SCATTER) == 0
+    product, scatter = Op("dot_general", (0, 1), (2,), None), Step(REDUCE_SCATTER, ("x",), 1024)
+    assert in_pieces_share(group, product, scatter) == 1, "in pieces they are permutes"
+    assert replace(group, awaited=None).overlap_share_of(REDUCE_SCATTER) == 1
+
+
 @given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 1e3))
 def test_a_program_takes_the_longer_of_both(compute: float, beside: float, awaited: float) -> None:
     both = compute + beside + awaited
