@@ -108,6 +108,26 @@ def test_a_step_trains_as_on_one_device(cluster: str, stages: int) -> None:
             assert_close(list(run.step()), trained(steps))
 
 
+def test_what_is_demanded_of_state_may_need_padding(tmp_path: Path) -> None:
+    demands = tmp_path / "demands.yaml"
+    demands.write_text("- argument: weights.*\n  sharding: [[y], []]\n")
+    shapes = jax.eval_shape(init, KEY)
+    plan = shardopt.optimize(
+        export.export(jax.jit(step, donate_argnums=(0, 1)))(*shapes, X),
+        cluster="cpu-test:2x4",
+        microbatches=3,
+        stages=2,
+        submesh="1x4",
+        logical_shape="1x4",
+        constraints=str(demands),
+    )
+    # 50 and 250 rows over four devices; what replaces them, and the momentum, follow.
+    assert {"weights['in']", "weights['out']"} <= uneven(plan)
+    with start(plan) as run:
+        run.load([*map(np.asarray, jax.tree.leaves(jax.jit(init)(KEY))), X])
+        assert_close(list(run.step()), trained(1))
+
+
 def test_state_is_held_in_parts(tmp_path: Path) -> None:
     """A device holds a third of it, and the module says what is padding."""
     plan = planned("cpu-test:1x3", 1)

@@ -175,8 +175,8 @@ class ChooseShardings(Pass):
                 "expected a module without stages for a frontier, found one with stages"
             )
         # Before the graphs are read, as demands put markers into the module.
-        # What goes to another mesh has even tiles, and where no partitioner pads all have.
-        padded = mesh is not None and self.sharding_format != "collectives"
+        # Where no partitioner pads, tiles are even.
+        padded = self.sharding_format != "collectives"
         demands = obeyed_demands(
             module, main, mesh, self.constraints, self.annotations, pm, padded=padded
         )

@@ -23,7 +23,8 @@ def obeyed_demands(
     padded: bool,
 ) -> Demands:
     """Of a plain module on `mesh`, or without one of a staged module. `file` may be empty;
-    `annotations` is the option of that name; unless `padded`, tiles must be even. Raises UserError
+    `annotations` is the option of that name; unless `padded`, tiles must be even, as those
+    that go to another mesh always must. Raises UserError
     and DemandError, and PassFailure for a lost annotation that is required."""
     entries = load_constraints(file) if file else ()
     demands = read_demands(

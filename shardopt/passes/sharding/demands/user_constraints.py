@@ -147,9 +147,9 @@ class Demands:
         nothing."""
         if not self.obey or annotation.is_vacuous:
             return None
-        shape, agrees = tensor_shape(value), agreement(annotation, mesh)
-        why = self._misfit(annotation, mesh, shape)
-        if not why and not shardings_that(agrees, mesh, shape):
+        agrees = agreement(annotation, mesh)
+        why = self._misfit(annotation, mesh, value)
+        if not why and not shardings_that(agrees, mesh, tensor_shape(value)):
             why = f"its tiles are not those of axes of mesh {mesh}"
         if why:
             self.lost.append(Lost(where, mesh, f"{annotation} of {what_is(value)}: {why}"))
@@ -157,13 +157,18 @@ class Demands:
         self.obeyed += 1
         return DemandRule(f"the annotation {annotation}", where, agrees)
 
-    def _misfit(self, annotation: Annotation, mesh: Mesh, shape: tuple[int, ...]) -> str:
-        """Why no tensor of that shape can have the sharding, or nothing."""
+    def _misfit(self, annotation: Annotation, mesh: Mesh, value: ir.Value) -> str:
+        """Why a value cannot have the sharding, or nothing."""
+        shape = tensor_shape(value)
         if why := annotation.misfit(mesh, shape):
             return why
-        agreeing = () if self.padded else shardings_that(agreement(annotation, mesh), mesh, shape)
-        is_padded = agreeing and not any(each.is_even(mesh, shape) for each in agreeing)
-        return "its tiles would need padding" if is_padded else ""
+        crosses = self.padded and _goes_to_another_mesh(value)
+        if self.padded and not crosses:
+            return ""
+        agreeing = shardings_that(agreement(annotation, mesh), mesh, shape)
+        if not agreeing or any(each.is_even(mesh, shape) for each in agreeing):
+            return ""
+        return "its tiles would need padding" + ", and it goes to another mesh" * crosses
 
     # ---- the signature of @main ----
 
@@ -324,7 +329,7 @@ class Demands:
                 annotation = entry.annotation(len(shape), mesh)
             except ValueError as error:
                 raise DemandError(where, f"{entry}: {error}, for {what_is(value)}") from None
-            if why := self._misfit(annotation, mesh, shape):
+            if why := self._misfit(annotation, mesh, value):
                 raise DemandError(
                     where, f"{entry}: sharding {annotation} does not fit {what_is(value)}: {why}"
                 )
@@ -364,6 +369,19 @@ class Demands:
         if rules:
             self._rules.setdefault(value, []).extend(rules)
             self._mesh_of[value] = mesh
+
+
+def _goes_to_another_mesh(value: ir.Value) -> bool:
+    """Of a value of a staged module, in `@main` or in the block of a fragment, which hands it on."""
+    for use in value.uses:
+        reader = use.owner.operation
+        if reader.name == "mpmd.transfer":
+            return True
+        if reader.name == "mpmd.return" and _goes_to_another_mesh(
+            reader.parent.results[use.operand_number]
+        ):
+            return True
+    return False
 
 
 def _read(where: Located, attr: ir.Attribute) -> Annotation:
