@@ -372,15 +372,16 @@ class Demands:
 
 
 def _goes_to_another_mesh(value: ir.Value) -> bool:
-    """Of a value of a staged module, in `@main` or in the block of a fragment, which hands it on."""
+    """Of a value of a staged module, in `@main` or in the block of a fragment that hands it on."""
     for use in value.uses:
         reader = use.owner.operation
         if reader.name == "mpmd.transfer":
             return True
-        if reader.name == "mpmd.return" and _goes_to_another_mesh(
-            reader.parent.results[use.operand_number]
-        ):
-            return True
+        if reader.name == "mpmd.return":
+            fragment = reader.parent
+            assert fragment is not None
+            if _goes_to_another_mesh(fragment.results[use.operand_number]):
+                return True
     return False
 
 
