@@ -80,13 +80,13 @@ class Measured:
     outputs: tuple[np.ndarray, ...]
 
 
-def gpt(batch: int, hidden: int) -> tuple[bytes, list[np.ndarray]]:
-    """The exported step of four blocks of the example GPT, and its inputs. With momentum, as Adam
+def gpt(batch: int, hidden: int, layers: int = _STAGES) -> tuple[bytes, list[np.ndarray]]:
+    """The exported step of some blocks of the example GPT, and its inputs. With momentum, as Adam
     makes steps of equal size of the smallest differences."""
     import jax
     import jax.numpy as jnp
 
-    config = Config(layers=_STAGES, hidden=hidden, heads=2, vocab=32, length=8)
+    config = Config(layers=layers, hidden=hidden, heads=2, vocab=32, length=8)
 
     def step(params: Any, velocity: Any, tokens: jax.Array) -> Any:
         loss, grads = jax.value_and_grad(loss_fn)(params, tokens, config)

@@ -92,6 +92,10 @@ BLOCKS: dict[str, tuple[Block, Block]] = {
 }
 
 
+# What takes part in the cut, and a program of its own for each device.
+_FAST = {"rows of a device", "features", "loop"}
+
+
 def step_with(block: Block) -> Callable[..., Any]:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         for first, second in params:
@@ -119,7 +123,14 @@ def exported(block: Block) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("name", "microbatches"), [("split contraction", 1), *((name, 4) for name in BLOCKS)]
+    ("name", "microbatches"),
+    [
+        ("split contraction", 1),
+        *(
+            pytest.param(name, 4, marks=() if name in _FAST else pytest.mark.slow)
+            for name in BLOCKS
+        ),
+    ],
 )
 def test_two_stages_with_blocks_compute_what_one_device_does(name: str, microbatches: int) -> None:
     block, same = BLOCKS[name]

@@ -43,6 +43,8 @@ from tests.e2e.test_sharding_against_xla import SLOW, bytecode_of
 _ACTIVATIONS = (jnp.tanh, jax.nn.relu, jax.nn.silu, jax.nn.gelu, lambda x: jnp.square(jnp.sin(x)))
 _SHARES = (0.95, 0.85, 0.75)
 _MUCH = 1 << 30
+# What is exact are the accounts of a plan, whichever is found.
+_GAP = 0.05
 # How much further than that of the free plan a prediction may be from XLA, which packs what is alive
 # at once with gaps between: docs/evidence/memory.md has 7 % for one of these programs.
 _PACKING = 0.10
@@ -90,7 +92,7 @@ def written(artifact: bytes, mesh: str, budget: int) -> Written:
         module = load_module(artifact, context)
         run_pipeline(module, "builtin.module(shardopt-import)")
         write_cluster(module, SLOW)
-        choose = f"shardopt-choose-shardings{{mesh={mesh} memory-budget={budget}}}"
+        choose = f"shardopt-choose-shardings{{mesh={mesh} memory-budget={budget} gap={_GAP}}}"
         run_pipeline(module, f"builtin.module({choose},shardopt-rematerialize)")
         [main] = functions(module)
         predicted = read_cost(main).peak_bytes
@@ -127,7 +129,9 @@ def excess(found: Written) -> float:
     return found.compiled / found.predicted - 1
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5)), 5]
+)
 def test_a_plan_that_computes_again_predicts_the_program_that_it_leads_to(seed: int) -> None:
     """On one device, where every value lies in one way and an account needs no plan."""
     recomputed, free = 0, excess(written(random_step(seed), "1", _MUCH))
@@ -158,11 +162,14 @@ def shape_of(graph: OpGraph) -> list[tuple[object, ...]]:
     ]
 
 
-@pytest.mark.parametrize(("seed", "mesh"), [(0, "1"), (1, "2"), (2, "2"), (5, "2x2")])
+@pytest.mark.parametrize(
+    ("seed", "mesh"),
+    [(0, "1"), pytest.param(1, "2", marks=pytest.mark.slow), (2, "2"), (5, "2x2")],
+)
 def test_the_graph_with_copies_is_that_of_the_written_program(seed: int, mesh: str) -> None:
     problem = plain_problem(random_step(seed), mesh)
     for budget in budgets(problem)[:2]:
-        plan = fit(problem, budget, limits=SearchLimits(gap_tolerance=1e-3)).plan
+        plan = fit(problem, budget, limits=SearchLimits(gap_tolerance=_GAP)).plan
         if plan is None:
             break
         program = rewritten(plan, plan.rematerialized)

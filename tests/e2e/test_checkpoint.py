@@ -31,7 +31,7 @@ from tests.e2e.test_sharding_against_xla import SLOW, stage_function
 STEPS = 3
 KEYS = jax.random.split(jax.random.key(7), STEPS)
 # The others take seconds each.
-QUICK = ("plain", "around_two_blocks", "save_only_these_names")
+QUICK = ("plain", "save_only_these_names")
 VARIANTS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in LOSSES]
 
 
@@ -72,7 +72,10 @@ def test_every_variant_in_two_stages_and_four_microbatches(name: str) -> None:
     check(name, 2, 4)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "plain" else pytest.mark.slow) for name in LOSSES],
+)
 def test_every_variant_with_selective_recomputation_beside_it(name: str) -> None:
     check(name, 2, 4, recompute="selective")
 

@@ -82,7 +82,7 @@ def test_devices_hold_less_and_compute_the_same() -> None:
         pytest.param(
             {"schedule": "zb-v", "stages": 4, "recompute": "layer"}, marks=pytest.mark.slow
         ),
-        {"schedule": "pipedream-2bw"},
+        pytest.param({"schedule": "pipedream-2bw"}, marks=pytest.mark.slow),
     ],
 )
 def test_whatever_the_plan_is_the_numbers_stay(options: dict[str, Any]) -> None:

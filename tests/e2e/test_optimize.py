@@ -63,7 +63,15 @@ def test_batch_arguments_by_number(exported: jax.export.Exported) -> None:
         shardopt.optimize(exported, CLUSTER, batch_args=[7])
 
 
-@pytest.mark.parametrize("names", [["x", "y"], {"x": 0, "y": 0}, "?", ["y", 2]])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["x", "y"],
+        pytest.param({"x": 0, "y": 0}, marks=pytest.mark.slow),
+        pytest.param("?", marks=pytest.mark.slow),
+        ["y", 2],
+    ],
+)
 def test_batch_arguments_by_name(exported: jax.export.Exported, names: Any) -> None:
     """The names of the function's parameters, in every phase that wants to know the batch."""
     options = {"microbatches": 2, "stages": 2, "intra_op": "data"}

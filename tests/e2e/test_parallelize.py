@@ -422,7 +422,14 @@ def test_state_may_be_made_by_calls_that_jax_promises_to_no_later_version() -> N
         np.testing.assert_allclose(session.fetch(session.create(init)), init(), atol=1e-6)
 
 
-@pytest.mark.parametrize("form", ["plain", "jitted", "partial", "method"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "jitted",
+        "method",
+        *(pytest.param(form, marks=pytest.mark.slow) for form in ("plain", "partial")),
+    ],
+)
 def test_static_keyword_and_missing_arguments(form: str) -> None:
     class Trainer:
         def step(self, *args: Any, **kwargs: Any) -> Any:

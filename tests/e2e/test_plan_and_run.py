@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 
 
 @cache
-def plan_of(name: str, **options: Any) -> Plan:
+def plan_of(name: str, cluster: str = "cpu-test:1x4", **options: Any) -> Plan:
     keywords = {
         "microbatches": 2,
         "stages": 2,
@@ -33,7 +33,7 @@ def plan_of(name: str, **options: Any) -> Plan:
         "batch_args": batch_args(name),
         **options,
     }
-    return make_plan(MODELS[name]()[0], PlanOptions("cpu-test:1x4", **keywords))
+    return make_plan(MODELS[name]()[0], PlanOptions(cluster, **keywords))
 
 
 def run_plan(plan: Plan, inputs: list[np.ndarray], backend: str = "local") -> list[np.ndarray]:
@@ -57,17 +57,29 @@ def reference_of(name: str) -> list[np.ndarray]:
         ("gpt", {}),
         pytest.param("gpt", {"microbatches": 1}, marks=pytest.mark.slow),
         pytest.param("gpt", {"microbatches": 4, "schedule": "gpipe"}, marks=pytest.mark.slow),
-        ("gpt", {"stages": 1, "submesh": "1x4", "logical_shape": "2x2"}),
+        pytest.param(
+            "gpt",
+            {"stages": 1, "submesh": "1x4", "logical_shape": "2x2"},
+            marks=pytest.mark.slow,
+        ),
         ("gpt", {"stages": 4, "submesh": "1x1", "microbatches": 4, "layers": 4}),
         pytest.param("gpt", {"microbatches": 4, "schedule": "eager-1f1b"}, marks=pytest.mark.slow),
         pytest.param("gpt", {"microbatches": 4, "schedule": "zero-bubble"}, marks=pytest.mark.slow),
-        ("gpt", {"intra_op": "data"}),
+        pytest.param("gpt", {"intra_op": "data"}, marks=pytest.mark.slow),
         pytest.param("gpt", {"intra_op": "heuristic"}, marks=pytest.mark.slow),
-        ("gpt", {"inter_op": "equal-layer", "layers": 2}),
-        ("gpt", {"inter_op": "equal-op", "layers": 2}),
-        ("gpt", {"inter_op": "intra-only", "stages": None, "submesh": None}),
+        pytest.param("gpt", {"inter_op": "equal-layer", "layers": 2}, marks=pytest.mark.slow),
+        pytest.param("gpt", {"inter_op": "equal-op", "layers": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            "gpt",
+            {"inter_op": "intra-only", "stages": None, "submesh": None},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("gpt", {"resharding": "broadcast"}, marks=pytest.mark.slow),
         ("scanned", {}),
+        ("scanned", {"stages": 1, "submesh": "1x4", "logical_shape": "2x2"}),
+        ("scanned", {"inter_op": "equal-layer", "layers": 2}),
+        ("scanned", {"inter_op": "equal-op", "layers": 2}),
+        ("scanned", {"inter_op": "intra-only", "stages": None, "submesh": None}),
         ("scanned", {"microbatches": 4, "intra_op": "data"}),
         (
             "scanned",
@@ -81,7 +93,10 @@ def reference_of(name: str) -> list[np.ndarray]:
         ),
         ("clipped", {}),
         ("clipped", {"microbatches": 4, "schedule": "zero-bubble"}),
-        ("clipped", {"microbatches": 4, "intra_op": "heuristic"}),
+        pytest.param(
+            "clipped", {"microbatches": 4, "intra_op": "heuristic"}, marks=pytest.mark.slow
+        ),
+        ("scanned", {"microbatches": 4, "intra_op": "heuristic"}),
     ],
     ids=lambda value: (
         value

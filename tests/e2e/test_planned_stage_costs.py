@@ -65,7 +65,10 @@ def predicted_and_planned(artifact: bytes, plan_options: PlanOptions) -> tuple[f
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "gpt" else ()) for name in MODELS],
+)
 def test_a_price_is_what_the_shard_phase_plans(name: str) -> None:
     """One stage: its loop and its update."""
     predicted, loop, others = predicted_and_planned(MODELS[name]()[0], options(name))
@@ -76,10 +79,11 @@ def test_a_price_is_what_the_shard_phase_plans(name: str) -> None:
 @pytest.mark.parametrize(
     "recompute",
     [
-        "none",
         "selective",
-        "layer:1",
-        *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("selective:1", "layer", "full")),
+        *(
+            pytest.param(mode, marks=pytest.mark.slow)
+            for mode in ("none", "layer:1", "selective:1", "layer", "full")
+        ),
     ],
 )
 def test_a_stage_of_two_costs_what_it_recomputes(recompute: str) -> None:

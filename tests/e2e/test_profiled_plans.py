@@ -56,11 +56,11 @@ def planned(options: PlanOptions, path: str) -> Plan:
     ("options", "kind", "slower"),
     [
         (PIPELINE, "matmul", True),
-        (PIPELINE, SEND, True),
-        (PIPELINE, DISPATCH, True),
+        pytest.param(PIPELINE, SEND, True, marks=pytest.mark.slow),
+        pytest.param(PIPELINE, DISPATCH, True, marks=pytest.mark.slow),
         (ONE_MESH, "all_reduce", True),
         (ONE_MESH, SEND, False),  # nothing is sent
-        (ONE_MESH, "all_to_all", False),
+        pytest.param(ONE_MESH, "all_to_all", False, marks=pytest.mark.slow),
     ],
 )
 def test_every_kind_of_work_costs_what_was_measured(

@@ -11,21 +11,17 @@ from benchmarks.programs.one import outcome, run
 from benchmarks.programs.program import LIBRARIES, Program
 
 SETTING = "2xB"
-WORKING = {
-    "plain_steps": ("static arguments", "typed keys in the state, dropout"),
-    "plain_loops": (
-        "scan over layers, rolled",
-        "cond on a counter",
-        "accumulation by scan",
-        "gradient of a scan over parts",
-    ),
-    "plain_arrays": (
-        "images, convolutions NHWC",
-        "LoRA beside the product",
-        "decoding step with caches",
-    ),
-    "optax_steps": ("clip_by_global_norm",),
+QUICK = {
+    "plain_steps": ("static arguments",),
+    "plain_loops": ("cond on a counter", "accumulation by scan"),
+    "plain_arrays": ("LoRA beside the product",),
     "nnx_steps": ("Dropout with rngs",),
+}
+SLOW = {
+    "plain_steps": ("typed keys in the state, dropout",),
+    "plain_loops": ("scan over layers, rolled", "gradient of a scan over parts"),
+    "plain_arrays": ("images, convolutions NHWC", "decoding step with caches"),
+    "optax_steps": ("clip_by_global_norm",),
     "equinox_steps": ("filter_value_and_grad",),
 }
 REFUSED = {
@@ -43,7 +39,12 @@ def program(module: str, feature: str) -> Program:
 
 @pytest.mark.parametrize(
     ("module", "feature"),
-    [(module, feature) for module, features in WORKING.items() for feature in features],
+    [
+        pytest.param(module, feature, marks=marks)
+        for programs, marks in ((QUICK, ()), (SLOW, pytest.mark.slow))
+        for module, features in programs.items()
+        for feature in features
+    ],
 )
 def test_a_program_is_equal_to_its_own_jit(module: str, feature: str) -> None:
     chosen = program(module, feature)

@@ -26,7 +26,7 @@ from shardopt.tools.shardopt import main
 MODULE = Path(__file__).parent / "exported_example.mlir"
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", pytest.param("file", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> RemotePath:
     """A folder of one's own that is not there yet."""
     name = f"/{secrets.token_hex(4)}" if request.param == "memory" else str(tmp_path / "store")
@@ -106,6 +106,7 @@ def test_the_manifest_is_written_last_and_removed_first(
     ]
 
 
+@pytest.mark.parametrize("store", ["memory", "file"], indirect=True)
 def test_what_a_dead_run_has_left_is_no_checkpoint_and_goes_with_the_next(
     store: RemotePath,
 ) -> None:

@@ -81,7 +81,13 @@ def test_what_cannot_be_planned_is_an_error(plan: Plan) -> None:
     ("cluster", "asked", "note", "kept"),
     [
         ("cpu-test:2x2", {"stages": 2}, "", {"stages": 2}),
-        ("cpu-test:2x1", {"stages": 2}, "without --stages 2: cannot make 2 stages", {}),
+        pytest.param(
+            "cpu-test:2x1",
+            {"stages": 2},
+            "without --stages 2: cannot make 2 stages",
+            {},
+            marks=pytest.mark.slow,
+        ),
         # One stage can be where there is no such submesh any more.
         (
             "cpu-test:2x2",

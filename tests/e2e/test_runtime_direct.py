@@ -110,8 +110,14 @@ ROWS = (("x",), ())
 TARGETS = {"rows": ROWS, "columns": ((), ("x",)), "all": ((), ())}
 
 
-@pytest.mark.parametrize("strategy", ["send_recv", "local_allgather", "broadcast"])
-@pytest.mark.parametrize("target", ["rows", "columns", "all"])
+@pytest.mark.parametrize(
+    ("strategy", "target"),
+    [
+        pytest.param(strategy, target, marks=() if k == n else pytest.mark.slow)
+        for k, strategy in enumerate(("send_recv", "local_allgather", "broadcast"))
+        for n, target in enumerate(TARGETS)
+    ],
+)
 def test_every_plan_of_a_transfer_moves_the_value(world: World, strategy: str, target: str) -> None:
     """Two devices to three, so that slices are cut, not in one run of memory, and completed on the
     devices."""

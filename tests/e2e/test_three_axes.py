@@ -29,7 +29,7 @@ def test_a_step_of_an_mlp_uses_all_axes() -> None:
 
 def test_equal_layers_tied_and_freed_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeated_layers, "_MAX_DIRECT_ENTRIES", 0)
-    compiled = compile_sharded(mlp(16, 16, 6), "2x2x2", cluster=TWO_HOSTS)
+    compiled = compile_sharded(mlp(16, 16, 6), "2x2x2", cluster=TWO_HOSTS, gap=0.05)
     check_numbers(compiled)
     assert axes_of(compiled) == {"x", "y", "z"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ class Model:
 PLAIN = Model()
 
 
+@cache
 def plan_for(artifact: bytes, schedule: str, devices: int = 1, **options: Any) -> Plan:
     options = {"stages": LAYERS, "layers": LAYERS, **options}
     count = options["stages"] * devices
@@ -132,11 +134,13 @@ def test_the_search_of_stages_counts_versions() -> None:
     """Two layers on a device fit without a second version of their weights: stages are cut so that
     both versions fit, or the search says that they do not."""
     artifact, _ = PLAIN.export()
-    options = PlanOptions("cpu-test:1x4", microbatches=4, layers=LAYERS, memory_budget="8KiB")
+    options = PlanOptions(
+        "cpu-test:1x4", microbatches=4, layers=LAYERS, submesh="1x1", memory_budget="8KiB"
+    )
     plan = make_plan(artifact, replace(options, schedule="pipedream-2bw"))
     assert len(plan.to_json()["stages"]) == LAYERS
     too_little = replace(options, schedule="pipedream", memory_budget="6400")
-    with pytest.raises(UserError, match="in flight, 1 older version of weights"):
+    with pytest.raises(UserError, match="in flight, 3 older versions of weights"):
         make_plan(artifact, too_little)
 
 

@@ -270,7 +270,9 @@ def pooled(params: Any, tokens: jax.Array) -> jax.Array:
     return jnp.mean((x @ params["embed"].T) ** 2)
 
 
-@pytest.mark.parametrize("lengths", [("1",), ("6",), ("5", "1")])
+@pytest.mark.parametrize(
+    "lengths", [("1",), pytest.param(("6",), marks=pytest.mark.slow), ("5", "1")]
+)
 def test_slices(lengths: tuple[str, ...]) -> None:
     loss = partial(model, norm=layer_norm, loss=one_hot_loss)
     check(partial(sgd, loss), weights(1), tokens(), lengths=lengths, microbatches=2)

@@ -74,8 +74,8 @@ def least(problem: Problem) -> float:
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_bound_and_assignment_enclose_the_optimum(memory: bool) -> None:
-    """A thousand problems straight into the messages and forests, without presolve."""
-    for seed in range(500):
+    """Hundreds of problems straight into the messages and forests, without presolve."""
+    for seed in range(150):
         problem = dense_problem(seed, memory=memory)
         expected = least(problem)
         solution = solve_large(problem, work=_WORK)

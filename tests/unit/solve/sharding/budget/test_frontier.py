@@ -78,7 +78,10 @@ def front_of(seed: int) -> Frontier:
     return find_frontier(build_problem(random_graph(seed, 3), PAIR, CLUSTER), MANY)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=pytest.mark.slow if seed >= 8 else ()) for seed in range(16)],
+)
 def test_the_front_is_the_pareto_front_of_all_plans(seed: int) -> None:
     expected, front = pareto_front(seed, 3), front_of(seed)
     for point in front.points:
