@@ -38,8 +38,14 @@ from dataclasses import dataclass, replace
 from jaxlib.mlir import ir
 
 from shardopt.dialect.batch import with_step_loop, write_batch
-from shardopt.extract.accumulation import PRODUCTS, NoAccumulation, find_accumulation
-from shardopt.extract.batch_arguments import BatchArgument, parse_batch_arguments
+from shardopt.extract.accumulation import (
+    PRODUCTS,
+    Accumulation,
+    NoAccumulation,
+    find_accumulation,
+    origins,
+)
+from shardopt.extract.batch_arguments import BatchArgument, brought, parse_batch_arguments
 from shardopt.extract.call_rules import call_limits
 from shardopt.extract.op_graph import sharding_rules
 from shardopt.forms.microbatched_form import MICROBATCH
@@ -223,6 +229,8 @@ class SplitMicrobatches(Pass):
         if found is None:
             return False
         if self.num_microbatches not in (1, found.count):
+            if not _takes_rows(main, found):
+                return False
             raise pm.error(
                 found.loop,
                 f"the step accumulates over {found.count} parts of its batch itself, which are its "
@@ -312,6 +320,13 @@ def _plan_loop(
             f"'{op.name}' {error}; {_WHOLE_STEP}",
         )
         return plan_single(graph)
+
+
+def _takes_rows(main: ir.Operation, found: Accumulation) -> bool:
+    """Whether the parts are of what the caller brings: of each random key, or of each number, the
+    loop takes the whole batch."""
+    sliced = (found.loop.operands[position] for position, _ in found.slices.values())
+    return any(origins(value) & set(brought(main)) for value in sliced)
 
 
 def _may_be_split(reader: StepReader, sums: BranchSums) -> bool:

@@ -13,6 +13,7 @@ from jax import lax
 from jaxlib.mlir import ir
 from loop_expansion import evaluate, expand_loop
 from split_checks import Step, lower, mlp, mse, normal, split
+from split_checks import check as check_split
 
 from shardopt.dialect.batch import STEP_LOOP, read_batch
 from shardopt.dialect.program import StepProgram, read_program
@@ -458,3 +459,22 @@ def test_another_number_of_microbatches_is_refused() -> None:
     with pytest.raises(DiagnosedError, match=r"accumulates over 4 parts .*found 2") as caught:
         split(module, 2)
     assert "test_accumulation.py" in str(caught.value)
+
+
+def test_a_loop_over_random_keys_is_cut_along_the_batch() -> None:
+    """Where its samples are as many as the microbatches, they are these."""
+
+    def sampled(state: Any, x: jax.Array, y: jax.Array) -> Any:
+        params, key = state
+
+        def add(total: Any, key: jax.Array) -> Any:
+            kept = jax.random.bernoulli(key, 0.7, y.shape)
+            grads = jax.grad(mse)(params, x, y * kept)
+            return jax.tree.map(jnp.add, total, grads), None
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        grads, _ = lax.scan(add, zeros, jax.random.split(key, PARTS))
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), key
+
+    state = params(), jax.random.PRNGKey(0)
+    check_split(sampled, state, *batch(), counts=(1, 2, PARTS))
