@@ -332,6 +332,11 @@ def test_errors_name_the_argument(mlp: Any) -> None:
         jax.jit(lambda rate: step(params, x, y, rate=rate))(0.1)
     with pytest.raises(shardopt.UserError, match=r"batch_argnums=\(7,\) name no array"):
         shardopt.parallelize(mlp_step, batch_argnums=7, **PIPELINE)(params, x, y)
+    tree = shardopt.parallelize(
+        lambda p, b: mlp_step(p, b["x"] * b["scale"], b["y"]), batch_argnums=1, **PIPELINE
+    )
+    with pytest.raises(shardopt.UserError, match="whole trees: pass what has no rows beside them"):
+        tree(params, {"x": x, "y": y, "scale": np.ones(1, np.float32)})
 
 
 @pytest.mark.slow

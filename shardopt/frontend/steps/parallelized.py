@@ -304,6 +304,11 @@ class Parallelized(Generic[P, R]):
             if self._batch is None and "batch_args" in str(error):
                 message = _BATCH_ARGS.sub("batch_argnums=NUMBER or {NUMBER: DIM}", str(error))
                 raise UserError(message) from error
+            if self._batch is not None and "expected a batch that divides into" in str(error):
+                avals = call.signature.avals
+                if len({avals[number].shape[dim] for number, dim in batch.items()}) > 1:
+                    advice = "batch_argnums name whole trees: pass what has no rows beside them"
+                    raise UserError(f"{error}; {advice}") from error
             raise
 
     def _microbatches_of_rest(self, signature: Signature) -> int | None:
