@@ -173,8 +173,15 @@ def test_zero3_splits_the_weights_too() -> None:
     assert gathered == baseline.weight_shapes() + AGAIN
 
 
-@pytest.mark.parametrize("made", ["as they are", "scaled"])
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize(
+    ("microbatches", "made"),
+    [
+        (1, "scaled"),
+        (2, "as they are"),
+        pytest.param(1, "as they are", marks=pytest.mark.slow),
+        pytest.param(2, "scaled", marks=pytest.mark.slow),
+    ],
+)
 def test_zero3_holds_no_whole_weight_from_forward_to_backward(microbatches: int, made: str) -> None:
     """In one stage, with or without a loop, and where values are made of weights ahead of it: a
     further weight takes a device less than itself."""
@@ -459,7 +466,12 @@ def test_shardy_splits_the_batch_as_data_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "mesh"), [("transformer", "4"), ("mixture", "4"), ("mixture", "2x2")]
+    ("model", "mesh"),
+    [
+        pytest.param("transformer", "4", marks=pytest.mark.slow),
+        ("mixture", "4"),
+        pytest.param("mixture", "2x2", marks=pytest.mark.slow),
+    ],
 )
 def test_no_baseline_is_cheaper_than_the_solver(model: str, mesh: str) -> None:
     best = planned(model, "ilp", mesh)

@@ -76,7 +76,7 @@ def test_equal_groups_share_the_layers(tmp_path: Path) -> None:
     assert layers_of(two_groups(tmp_path, (1, 1), (BIG, BIG))) == {0: 4, 2: 4}
 
 
-@pytest.mark.parametrize("speeds", [(1, 3), (3, 1)])
+@pytest.mark.parametrize("speeds", [(1, 3), pytest.param((3, 1), marks=pytest.mark.slow)])
 def test_the_faster_group_gets_more_layers(tmp_path: Path, speeds: tuple[float, float]) -> None:
     layers = layers_of(two_groups(tmp_path, speeds, (BIG, BIG)))
     slow, fast = (0, 2) if speeds[0] < speeds[1] else (2, 0)

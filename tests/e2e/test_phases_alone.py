@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from shardopt.frontend.calls.phase_options import phase_text
-from shardopt.frontend.plans.plan import Plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.pipeline.dumps import FILE_STYLE
@@ -16,17 +15,14 @@ from tests.e2e.models import MODELS
 from tests.e2e.test_plan_and_run import plan_of
 
 
-@pytest.fixture(scope="module")
-def plans() -> dict[str, Plan]:
-    return {name: plan_of(name) for name in MODELS}
-
-
 @pytest.mark.parametrize("phase", PHASE_NAMES[1:])
-@pytest.mark.parametrize("name", MODELS)
-def test_a_phase_alone_gives_the_bytes_of_the_pipeline(
-    name: str, phase: str, plans: dict[str, Plan]
-) -> None:
-    plan, dumps = plans[name], dict(plans[name].phases)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "gpt" else ()) for name in MODELS],
+)
+def test_a_phase_alone_gives_the_bytes_of_the_pipeline(name: str, phase: str) -> None:
+    plan = plan_of(name)
+    dumps = dict(plan.phases)
     before = PHASE_NAMES[PHASE_NAMES.index(phase) - 1]
     with make_context() as context:
         module = load_module(dumps[before].encode(), context)

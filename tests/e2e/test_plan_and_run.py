@@ -110,7 +110,10 @@ def test_outputs_equal_those_of_one_device(name: str, options: dict[str, Any]) -
     assert failed == []
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "gpt" else ()) for name in MODELS],
+)
 def test_equal_plans_have_equal_bytes(name: str) -> None:
     assert plan_of(name).module == plan_of.__wrapped__(name).module
 

@@ -137,7 +137,7 @@ def run_and_compare(plan: Plan, model: Model) -> None:
     assert [row for row in rows if not row.within(TOLERANCE)] == []
 
 
-@pytest.mark.parametrize("microbatches", [1, 2, 4])
+@pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_gradients_are_summed_up_once_a_step(microbatches: int, cluster: Path) -> None:
     """Five gradients and losses: with a loop nothing is reduced in its body, and each once behind
     it."""

@@ -99,6 +99,12 @@ PLAIN = Model()
 
 
 @cache
+def exported(model: Model) -> tuple[bytes, list[np.ndarray]]:
+    """Once: a second export has other locations, and a plan of its own."""
+    return model.export()
+
+
+@cache
 def plan_for(artifact: bytes, schedule: str, devices: int = 1, **options: Any) -> Plan:
     options = {"stages": LAYERS, "layers": LAYERS, **options}
     count = options["stages"] * devices
@@ -113,7 +119,7 @@ def faults(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> lis
 
 @pytest.mark.parametrize("schedule", AGES)
 def test_steps_are_those_of_the_papers(schedule: str) -> None:
-    artifact, inputs = PLAIN.export()
+    artifact, inputs = exported(PLAIN)
     measured = measure(plan_for(artifact, schedule), inputs, STEPS)
     assert measured.schedule == schedule
     assert faults(measured.outputs, PLAIN.expect(inputs, AGES[schedule], STEPS)) == []
@@ -124,7 +130,7 @@ def test_steps_are_those_of_the_papers(schedule: str) -> None:
 
 
 def test_stages_of_several_devices_and_layers() -> None:
-    artifact, inputs = PLAIN.export()
+    artifact, inputs = exported(PLAIN)
     plan = plan_for(artifact, "pipedream", 2, stages=2, intra_op="data")
     expected = PLAIN.expect(inputs, (1, 1, 0, 0), STEPS)
     assert faults(measure(plan, inputs, STEPS).outputs, expected) == []
@@ -133,7 +139,7 @@ def test_stages_of_several_devices_and_layers() -> None:
 def test_the_search_of_stages_counts_versions() -> None:
     """Two layers on a device fit without a second version of their weights: stages are cut so that
     both versions fit, or the search says that they do not."""
-    artifact, _ = PLAIN.export()
+    artifact, _ = exported(PLAIN)
     options = PlanOptions(
         "cpu-test:1x4", microbatches=4, layers=LAYERS, submesh="1x1", memory_budget="8KiB"
     )
@@ -147,21 +153,21 @@ def test_the_search_of_stages_counts_versions() -> None:
 def test_what_is_made_of_weights_before_the_microbatches() -> None:
     """The loop reads it of old weights, the update of the newest."""
     model = Model(directions)
-    artifact, inputs = model.export()
+    artifact, inputs = exported(model)
     plan = plan_for(artifact, "pipedream-2bw")
     expected = model.expect(inputs, AGES["pipedream-2bw"], STEPS)
     assert faults(measure(plan, inputs, STEPS).outputs, expected) == []
 
 
 def test_one_stage_has_nothing_on_its_way() -> None:
-    artifact, inputs = PLAIN.export()
+    artifact, inputs = exported(PLAIN)
     plan = plan_for(artifact, "pipedream-2bw", stages=1)
     expected = PLAIN.expect(inputs, (0,) * LAYERS, STEPS)
     assert faults(measure(plan, inputs, STEPS).outputs, expected) == []
 
 
 def test_versions_begin_as_what_weights_are_given() -> None:
-    artifact, inputs = PLAIN.export()
+    artifact, inputs = exported(PLAIN)
     ages = AGES["pipedream-2bw"]
     with make_context() as context:
         program = prepare(load_module(plan_for(artifact, "pipedream-2bw").module, context))
@@ -180,7 +186,7 @@ def test_versions_begin_as_what_weights_are_given() -> None:
 
 def test_a_checkpoint_has_the_newest_weights(tmp_path: Path) -> None:
     """Training goes on from it as it began: under this schedule, and under any other."""
-    artifact, inputs = PLAIN.export()
+    artifact, inputs = exported(PLAIN)
     ages = AGES["pipedream"]
     saved = PLAIN.expect(inputs, ages, 3)
     with make_context() as context:

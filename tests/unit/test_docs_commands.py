@@ -12,7 +12,10 @@ after `<<'END'`. All commands of a page run in order in one new directory, which
 docs/tutorial and leads to docs, examples and tests. They must succeed, or have `[1]`, their exit
 code, in the line behind their output. Where output is shown (stdout and stderr together) it must be
 what the command prints: `…` stands for any text within a line, and a line of `…` alone for any
-number of lines. A command that shows no output may print anything."""
+number of lines. A command that shows no output may print anything.
+
+Plans and executables are kept, as a user's are: pages plan the same models, and commands of a page
+start from what those before them have planned."""
 
 from __future__ import annotations
 
@@ -77,6 +80,8 @@ def matches(shown: tuple[str, ...], printed: tuple[str, ...]) -> bool:
     return re.fullmatch("".join(patterns), text) is not None
 
 
+# Of their kinds of commands others run, in a fraction of the time.
+SLOW = {"docs/guide/tutorial-python.md", "docs/evidence/alpa.md"}
 PAGES = {
     str(path.relative_to(ROOT)): in_page
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -92,23 +97,32 @@ def commands_folder(warm_socket: str, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
-def _environment(commands_folder: Path) -> dict[str, str]:
-    """The tools, this interpreter and the checkout, in English, and without colours or the width of
-    a terminal."""
+@pytest.fixture(scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def _environment(commands_folder: Path, cache_folder: Path) -> dict[str, str]:
+    """The tools, this interpreter, the checkout and a cache, in English, and without colours or the
+    width of a terminal."""
     folders = [str(commands_folder), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     path = os.pathsep.join(folders)
     return {
         **os.environ,
         "PATH": path,
         "PYTHONPATH": str(ROOT),
+        "SHARDOPT_CACHE": str(cache_folder),
         "LC_ALL": "C.UTF-8",
         "NO_COLOR": "1",
     }
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page in SLOW else ()) for page in PAGES],
+)
 def test_commands_of_a_page_print_what_it_shows(
-    page: str, tmp_path: Path, commands_folder: Path
+    page: str, tmp_path: Path, commands_folder: Path, cache_folder: Path
 ) -> None:
     shutil.copytree(ROOT / "docs" / "tutorial", tmp_path, dirs_exist_ok=True)
     for name in ("docs", "examples", "tests"):
@@ -119,7 +133,7 @@ def test_commands_of_a_page_print_what_it_shows(
             # shell were killed
             ["timeout", "--kill-after=5", "300", "bash", "-o", "pipefail", "-c", command.text],
             cwd=tmp_path,
-            env=_environment(commands_folder),
+            env=_environment(commands_folder, cache_folder),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
