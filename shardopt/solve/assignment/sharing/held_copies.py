@@ -57,7 +57,7 @@ class HeldCopy:
     def made_again(self, choice: Sequence[int], kept: Sequence[bool]) -> Iterator[int]:
         """The readers that make another copy under an assignment and with some stretches kept."""
         users = sorted(
-            (time, reader) for reader, time in enumerate(self.times) if self._reads(choice, reader)
+            (time, reader) for reader, time in enumerate(self.times) if self.is_read(choice, reader)
         )
         recomputed = self.recomputed
         if recomputed is not None and not recomputed.strategies[choice[recomputed.node]]:
@@ -78,7 +78,8 @@ class HeldCopy:
         row = group.arcs.rows[reader][choice[group.sources[reader]]]
         return int(row), int(group.arcs.columns[reader][choice[group.readers[reader]]])
 
-    def _reads(self, choice: Sequence[int], reader: int) -> bool:
+    def is_read(self, choice: Sequence[int], reader: int) -> bool:
+        """Whether the reader has this copy under an assignment."""
         return bool(self.reads[reader][self.classes(choice, reader)])
 
 

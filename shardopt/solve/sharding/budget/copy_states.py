@@ -2,19 +2,24 @@
 
 An operation wants a tensor in one sharding, or in several where it reads the tensor twice. Each
 that is not the tensor's own is a copy; and the first reader of a scope, which makes its copies
-itself, also has the largest intermediate of a resharding in several steps. How many bytes that is
-depends on both sides, so a state is (shardings wanted, bytes), and fits all shardings of the tensor
-that need no more."""
+itself, also has the largest intermediate of a resharding in several steps. A marker has that alone,
+as the copy is its result. How many bytes that is depends on both sides, so a state is (shardings
+wanted, bytes), and fits all shardings of the tensor that need no more.
+
+No program holds less in copies of one operation at its time; where names of one value may share a
+copy, one of them counts."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardopt.cost.resharding_chain import can_reshard, resharding_stops
+from shardopt.graph.op_graph import OpGraph
 from shardopt.mesh.mesh import Sharding
+from shardopt.solve.sharding.intra_op.copies import hands_on, is_sliced_by_readers
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
 
@@ -65,9 +70,9 @@ def copy_states(base: IntraOpProblem, op: int, tensor: int) -> CopyStates:
         for strategy in tables.ops[op].strategies
     )
     present = base.columns[tensor].shardings
-    makes_copies = _is_first_reader(base, op, tensor)
+    held = _Held(base, op, tensor)
     bytes_of = {
-        (wanted, source): _held(base, tensor, wanted, source, makes_copies)
+        (wanted, source): held.bytes(wanted, source)
         for wanted in dict.fromkeys(required)
         for source in dict.fromkeys(present)
     }
@@ -75,27 +80,59 @@ def copy_states(base: IntraOpProblem, op: int, tensor: int) -> CopyStates:
     return CopyStates(required, present, bytes_of, tuple(states))
 
 
-def _is_first_reader(base: IntraOpProblem, op: int, tensor: int) -> bool:
-    """Whether no operation of its scope reads the tensor before it, and may have made the copy."""
-    ops = base.tables.graph.ops
-    scope = ops[op].scope
-    readers = (k for k in base.order if tensor in ops[k].operands and ops[k].scope == scope)
+class _Held:
+    """Bytes of the copies of one operand of one operation."""
+
+    def __init__(self, base: IntraOpProblem, op: int, tensor: int) -> None:
+        graph = base.tables.graph
+        self.base, self.tensor = base, tensor
+        self.is_result = hands_on(graph, op, tensor)
+        names = _names(graph, tensor)
+        others = graph.ops[op].operands[: graph.ops[op].operands.index(tensor)]
+        # Another operand before it may be the same value: one of them counts.
+        self.is_counted_there = not names.isdisjoint(others)
+        self.makes_copies = self.is_result or _is_first_reader(base, op, names)
+
+    def bytes(self, wanted: Wanted, source: Sharding) -> int:
+        graph, mesh, fused = self.base.tables.graph, self.base.tables.mesh, self.base.tables.fusion
+        tensor, size = self.tensor, 0
+        for target in () if self.is_counted_there else wanted:
+            is_free = target == source or (
+                not self.is_result
+                and is_sliced_by_readers(graph, mesh, fused.fused, tensor, (source, target))
+            )
+            if is_free:
+                continue
+            if not self.is_result:
+                size += local_bytes(graph, mesh, tensor, target)
+            if self.makes_copies and can_reshard(source, target):
+                stops = resharding_stops(source, target, mesh, graph.tensors[tensor].shape)
+                size += max((local_bytes(graph, mesh, tensor, stop) for stop in stops), default=0)
+        return size
+
+
+def _names(graph: OpGraph, tensor: int) -> set[int]:
+    """The tensors that a value may be read as, with or without a move between them."""
+    while tensor in graph.handed_on:
+        tensor = graph.handed_on[tensor]
+    names = {tensor}
+    for result, operand in graph.handed_on.items():
+        names |= {result} if operand in names else set()
+    return names
+
+
+def _is_first_reader(base: IntraOpProblem, op: int, names: Set[int]) -> bool:
+    """Whether no operation of its scope reads one of these tensors before it, and may have made the
+    copy."""
+    graph = base.tables.graph
+    scope = graph.ops[op].scope
+    readers = (
+        k
+        for k in base.order
+        if graph.ops[k].scope == scope
+        and any(t in names and not hands_on(graph, k, t) for t in graph.ops[k].operands)
+    )
     return next(readers) == op
-
-
-def _held(
-    base: IntraOpProblem, tensor: int, wanted: Wanted, source: Sharding, makes_copies: bool
-) -> int:
-    graph, mesh = base.tables.graph, base.tables.mesh
-    size = 0
-    for target in wanted:
-        if target == source:
-            continue
-        size += local_bytes(graph, mesh, tensor, target)
-        if makes_copies and can_reshard(source, target):
-            stops = resharding_stops(source, target, mesh, graph.tensors[tensor].shape)
-            size += max((local_bytes(graph, mesh, tensor, stop) for stop in stops), default=0)
-    return size
 
 
 def _equal(first: Sequence[Hashable], second: Sequence[Hashable]) -> np.ndarray:

@@ -2,10 +2,11 @@
 
 The problem counts the order without copies. What a copy waits for, and what is recomputed earlier
 than it is read, holds more in the finished program, by rules that no row of an integer program
-states. Such an assignment is excluded once each way to share its copies has been counted: which of
-the later readers make one anew. Not counted is what other programs of the same assignment there may
-be, such as those in which a first reader makes a copy anew; that none of them holds less has not
-been proven."""
+states. Such an assignment, which says what is recomputed too, is excluded once each of its programs
+has been counted: one for each set of readers that make a copy anew which an earlier one has made
+(`later_reads`). These are all that a plan can be (`FreshCopies`). A barrier before the first reader
+of a copy makes no copy, and would only ask the compiler for another order; no plan has one, and no
+bound is meant for it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from shardopt.mesh.mesh import Sharding
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.assignment.sharing.shared_model import Excluded
 from shardopt.solve.sharding.budget.model import BudgetModel
-from shardopt.solve.sharding.budget.operand_copies import copies_of, counted
+from shardopt.solve.sharding.budget.operand_copies import counted
+from shardopt.solve.sharding.intra_op.copies import later_reads
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies
@@ -31,15 +33,11 @@ _MOST_READERS = 5
 def ways_to_share(
     model: BudgetModel, solution: Solution, limit: int
 ) -> tuple[IntraOpPlan, ...] | None:
-    """The plans of a solution within the limit, of all that differ in which readers share copies;
-    None where these are too many."""
+    """The plans of a solution within the limit, of all ways to share its copies; None where these
+    are too many."""
     plan = model.decode(solution)
-    later = [
-        (copy.tensor, sharding, model.base.order[at])
-        for copy, sharding, reads in copies_of(model.base, plan)
-        for at in reads[1:]
-    ]
-    later = [each for each in dict.fromkeys(later) if each not in plan.fresh]
+    fixed = {remat.tensor for remat in plan.rematerialized}
+    later = [each for each in later_reads(plan) if each[0] not in fixed and each not in plan.fresh]
     if len(later) > _MOST_READERS:
         return None
     plans = (counted(model.base, model.decode(solution, fresh), limit) for fresh in _subsets(later))

@@ -14,6 +14,7 @@ from shardopt.solve.assignment.sharing.held_copies import HeldCopy, Recomputed
 from shardopt.solve.assignment.sharing.shared_model import made_again
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
 from shardopt.solve.sharding.budget.operand_copies import copies_of
+from shardopt.solve.sharding.intra_op.copies import is_sliced_by_readers
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, local_bytes
@@ -74,12 +75,18 @@ def held_copy(model: BudgetModel, kept: KeptCopy) -> HeldCopy:
     group, reads = problem.groups[kept.group], problem.shared_reads[kept.group]
     graph, mesh = problem.tables.graph, problem.tables.mesh
     position = {op: at for at, op in enumerate(problem.order)}
-    pairs = []
+    value, fused, pairs = reads.tensors[0], problem.tables.fusion.fused, []
     for reader, (source, column) in enumerate(zip(reads.sources, reads.columns, strict=True)):
-        moves = np.array([sharding != kept.sharding for sharding in source.distinct])
+        ends = ((sharding, kept.sharding) for sharding in source.distinct)
+        moves = np.array(
+            [
+                end[0] != end[1] and not is_sliced_by_readers(graph, mesh, fused, value, end)
+                for end in ends
+            ]
+        )
         reaches = np.array([sharding == kept.sharding for sharding in column.distinct])
         pairs.append(moves[:, None] & reaches[None, :] & ~group.arcs.missing[reader])
-    size = local_bytes(graph, mesh, reads.tensors[0], kept.sharding)
+    size = local_bytes(graph, mesh, value, kept.sharding)
     times = tuple(position[op] for op in reads.ops)
     return HeldCopy(group, tuple(pairs), times, size, _recomputed(model, kept.group))
 
@@ -100,11 +107,14 @@ def fresh_of(
     held: Sequence[HeldCopy],
     choice: Sequence[int],
 ) -> FreshCopies:
-    """The copies that an assignment of the problem with these held copies makes anew."""
+    """The copies that an assignment of the problem with these held copies makes anew: of readers
+    that another one stands before in the program."""
     fresh = set()
-    for each, (_, readers) in zip(kept, made_again(held, choice), strict=True):
+    for each, (copy, readers) in zip(kept, made_again(held, choice), strict=True):
         reads = problem.shared_reads[each.group]
-        fresh |= {(reads.tensors[r], each.sharding, reads.ops[r]) for r in readers}
+        first = min((op for r, op in enumerate(reads.ops) if copy.is_read(choice, r)), default=0)
+        again = (r for r in readers if reads.ops[r] > first)
+        fresh |= {(reads.tensors[r], each.sharding, reads.ops[r]) for r in again}
     return frozenset(fresh)
 
 

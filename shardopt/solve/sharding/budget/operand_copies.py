@@ -10,7 +10,7 @@ import numpy as np
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.budget.model import BudgetModel, Operand
-from shardopt.solve.sharding.intra_op.copies import TensorCopy, find_copies
+from shardopt.solve.sharding.intra_op.copies import TensorCopy, find_copies, hands_on
 from shardopt.solve.sharding.intra_op.finished import finished
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
@@ -42,7 +42,8 @@ def split_copies(
 
 
 def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> FreshCopies:
-    """For every copy that is held over a time above the limit, its next reader."""
+    """For every copy that is held over a time above the limit, the later in the program of the
+    two readers around it."""
     above = np.flatnonzero(plan.live_bytes > limit)
     fresh = set()
     for copy, sharding, reads in copies_of(problem, plan):
@@ -50,9 +51,10 @@ def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> Fr
         if copy.stop - copy.start < 3:
             continue
         for at in above[(above > copy.start) & (above < copy.stop - 1)].tolist():
-            after = next((p for p in reads if p >= at), None)
-            if after is not None and after > at:
-                fresh.add((copy.tensor, sharding, problem.order[after]))
+            before = [problem.order[p] for p in reads if p < at]
+            after = [problem.order[p] for p in reads if p > at]
+            if at not in reads and before and after:
+                fresh.add((copy.tensor, sharding, max(before[-1], after[0])))
     return frozenset(fresh)
 
 
@@ -72,6 +74,7 @@ def copies_of(
             for op in consumers[copy.tensor]
             if op in position
             and graph.ops[op].scope == scope
+            and not hands_on(graph, op, copy.tensor)
             and (copy.tensor, copy.sharding)
             in zip(graph.ops[op].operands, plan.strategies[op].operands, strict=True)
         )

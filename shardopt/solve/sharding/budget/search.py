@@ -76,8 +76,8 @@ OPTIMAL_GAP = 1e-7
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A plan within the budget, or None and how much is needed. `rounds` counts solves within a
-    limit."""
+    """A plan within the budget, or None and how much is needed: the solution is "infeasible" where
+    that is proven, else "timeout". `rounds` counts solves within a limit."""
 
     solution: Solution
     plan: IntraOpPlan | None
@@ -367,7 +367,9 @@ class _Search:
             model, self.relaxed.choice, self.limit if proven else None, self.limits
         )
         if least.plan is None or least.peak_bytes > self.limit:
-            return Fit(Solution((), inf, inf, 0.0, "infeasible"), None, least)
+            if least.bound_bytes > self.limit:
+                return Fit(Solution((), inf, inf, 0.0, "infeasible"), None, least)
+            return Fit(Solution((), inf, bound, inf, "timeout"), None, least)
         self._keep(least.plan, least.solution.choice, 0)
         assert self.best is not None
         best = self.best.solution

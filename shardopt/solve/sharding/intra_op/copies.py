@@ -2,14 +2,17 @@
 that they want (an all-gathered weight, say), and the whole result before a reduce-scatter.
 
 Copies in one sharding are shared by the readers of one fragment, and kept from the first to the
-last of them."""
+last of them. One that is made anew is shared by its reader and those behind it in the program, as
+the program is written; which of them runs first is for its compiler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from shardopt.cost.resharding_chain import resharding_steps, resharding_stops
+from shardopt.cost.resharding_chain import can_reshard, resharding_steps, resharding_stops
 from shardopt.graph.op_graph import OpGraph
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.intra_op.sharded_ops import (
@@ -18,6 +21,9 @@ from shardopt.solve.sharding.intra_op.sharded_ops import (
     Transient,
     local_bytes,
 )
+
+# What readers may share: an origin in a sharding, in one scope.
+_Shared = tuple[int, Sharding, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -42,30 +48,24 @@ def find_copies(
     """What operations need beside the values themselves. `positions` are (position, operation), in
     the order in which they run; those left out need nothing."""
     graph, mesh, shardings = sharded.graph, sharded.mesh, sharded.shardings
-    copies: dict[tuple[int, Sharding, tuple[int, int], int], TensorCopy] = {}
-    number: dict[tuple[int, Sharding, tuple[int, int]], int] = {}
+    copies: dict[tuple[_Shared, int], TensorCopy] = {}
+    anew = _made_anew(sharded)
     whole: list[TensorCopy] = []
     for position, index in positions:
         op, strategy = graph.ops[index], sharded.strategies[index]
-        for tensor, target in zip(op.operands, strategy.operands, strict=True):
-            if tensor in sharded.cheap_to_clone or shardings[tensor] == target:
-                continue
-            if op.results and graph.handed_on.get(op.results[0]) == tensor:
-                ends = (shardings[tensor], target)
+        for tensor, target in _moved_operands(sharded, index):
+            ends = (shardings[tensor], target)
+            if hands_on(graph, index, tensor):
                 whole += _largest_intermediate(graph, mesh, tensor, ends, index, position)
                 continue  # the copy is its result
-            if _is_fused(sharded, tensor, target):
-                continue  # the kernels of its readers make their slices
-            key = (sharded.origin(tensor), target, op.scope)
-            number[key] = number.get(key, 0) + ((tensor, target, index) in sharded.fresh)
-            known = copies.get((*key, number[key]))
-            size = local_bytes(graph, mesh, tensor, target)
+            shared = sharded.origin(tensor), target, op.scope
+            key = shared, bisect_right(anew.get(shared, ()), index)
+            known = copies.get(key)
             if known is None:
-                whole += _largest_intermediate(
-                    graph, mesh, tensor, (shardings[tensor], target), index, position
-                )
+                whole += _largest_intermediate(graph, mesh, tensor, ends, index, position)
+                size = local_bytes(graph, mesh, tensor, target)
                 known = TensorCopy(tensor, target, index, position, position, size)
-            copies[*key, number[key]] = replace(known, stop=position + 1)
+            copies[key] = replace(known, stop=position + 1)
         for tensor, before, after in zip(
             op.results, strategy.unscattered, strategy.results, strict=True
         ):
@@ -76,12 +76,61 @@ def find_copies(
     return (*copies.values(), *whole)
 
 
-def _is_fused(sharded: ShardedOps, tensor: int, target: Sharding) -> bool:
+def later_reads(sharded: ShardedOps) -> Iterator[tuple[int, Sharding, int]]:
+    """Who shares a copy with an earlier reader, in program order, and could make it anew instead:
+    (tensor, sharding of the copy, operation)."""
+    read = set[_Shared]()
+    for index in sharded.strategies:
+        scope = sharded.graph.ops[index].scope
+        mine = {
+            (sharded.origin(tensor), target, scope): (tensor, target, index)
+            for tensor, target in _moved_operands(sharded, index)
+            if not hands_on(sharded.graph, index, tensor)
+        }
+        yield from (each for shared, each in mine.items() if shared in read)
+        read |= mine.keys()
+
+
+def _moved_operands(sharded: ShardedOps, index: int) -> Iterator[tuple[int, Sharding]]:
+    """What an operation wants in another sharding, but for slices that its kernel makes on its
+    way."""
+    operands, wanted = sharded.graph.ops[index].operands, sharded.strategies[index].operands
+    for tensor, target in zip(operands, wanted, strict=True):
+        if tensor in sharded.cheap_to_clone or sharded.shardings[tensor] == target:
+            continue
+        if hands_on(sharded.graph, index, tensor) or not _is_sliced(sharded, tensor, target):
+            yield tensor, target
+
+
+def _made_anew(sharded: ShardedOps) -> Mapping[_Shared, Sequence[int]]:
+    """The readers that make each copy anew, in program order."""
+    anew = defaultdict[_Shared, list[int]](list)
+    for tensor, target, index in sharded.fresh:
+        anew[sharded.origin(tensor), target, sharded.graph.ops[index].scope].append(index)
+    return {shared: sorted(ops) for shared, ops in anew.items()}
+
+
+def hands_on(graph: OpGraph, index: int, tensor: int) -> bool:
+    """Whether an operation is a marker of the tensor: a copy that it reads is its result."""
+    results = graph.ops[index].results
+    return bool(results) and graph.handed_on.get(results[0]) == tensor
+
+
+def _is_sliced(sharded: ShardedOps, tensor: int, target: Sharding) -> bool:
+    ends = sharded.shardings[tensor], target
+    return is_sliced_by_readers(sharded.graph, sharded.mesh, sharded.fused, tensor, ends)
+
+
+def is_sliced_by_readers(
+    graph: OpGraph, mesh: Mesh, fused: Set[int], tensor: int, ends: tuple[Sharding, Sharding]
+) -> bool:
     """Whether the kernels of a value's readers take slices of what each device has: nothing is
-    exchanged, and no copy lies in memory."""
-    value, source = sharded.graph.tensors[tensor], sharded.shardings[tensor]
-    return tensor in sharded.fused and not resharding_steps(
-        source, target, sharded.mesh, value.shape, value.itemsize
+    exchanged between the two shardings, and no copy lies in memory."""
+    value = graph.tensors[tensor]
+    return (
+        tensor in fused
+        and can_reshard(*ends)
+        and not resharding_steps(*ends, mesh, value.shape, value.itemsize)
     )
 
 
@@ -121,7 +170,7 @@ def _again(sharded: ShardedOps, order: Sequence[int], tensors: Set[int]) -> Fres
                 continue
             key = (sharded.origin(tensor), target)
             # A slice that each reader makes on its way would lie in memory behind a barrier.
-            if uses.get(key, count) != count and not _is_fused(sharded, tensor, target):
+            if uses.get(key, count) != count and not _is_sliced(sharded, tensor, target):
                 again.add((tensor, target, index))
             if uses.get(key) != count:
                 count += 1

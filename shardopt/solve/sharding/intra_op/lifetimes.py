@@ -446,13 +446,18 @@ def with_gaps(
 def fresh_copies(
     graph: OpGraph, strategies: Mapping[int, Strategy], rematerialized: Sequence[Rematerialized]
 ) -> FreshCopies:
-    """Readers of values that are recomputed share no copies with those before them."""
-    first_readers: dict[tuple[int, Sharding], int] = {}
+    """Readers of values that are recomputed share no copies with those of the values before,
+    whichever of them stand first in the program."""
+    fresh = set[tuple[int, Sharding, int]]()
     for remat in rematerialized:
-        for reader in remat.readers:
-            for tensor, target in zip(
-                graph.ops[reader].operands, strategies[reader].operands, strict=True
-            ):
+        first: dict[tuple[Sharding, bool], int] = {}
+        for reader in filter(strategies.__contains__, graph.consumers()[remat.tensor]):
+            wanted = strategies[reader].operands
+            for tensor, target in zip(graph.ops[reader].operands, wanted, strict=True):
                 if tensor == remat.tensor:
-                    first_readers.setdefault((tensor, target), reader)
-    return frozenset((tensor, target, reader) for (tensor, target), reader in first_readers.items())
+                    first.setdefault((target, reader in remat.readers), reader)
+        for (target, is_late), reader in first.items():
+            late = first.get((target, True))
+            if is_late or (late is not None and late < reader):
+                fresh.add((remat.tensor, target, reader))
+    return frozenset(fresh)

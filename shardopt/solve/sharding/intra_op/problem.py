@@ -368,8 +368,8 @@ class IntraOpProblem:
         rematerialized: tuple[Rematerialized, ...] = (),
         fresh: FreshCopies = frozenset(),
     ) -> IntraOpPlan:
-        """The plan of a solution, with values recomputed and copies made anew. Raises UserError
-        when there is none.
+        """The plan of a solution, with values recomputed and copies made anew; what is recomputed
+        brings copies of its own, and others of it are not. Raises UserError when there is no plan.
 
         Choices of nodes behind those of this problem are ignored.
         """
@@ -389,7 +389,9 @@ class IntraOpProblem:
             shardings.update(zip(self.tables.graph.ops[op].results, strategy.results, strict=True))
         shardings.update(self._of_first_readers(strategies))
         graph, mesh, cluster = self.tables.graph, self.tables.mesh, self.tables.strategies.cluster
-        fresh = fresh | fresh_copies(graph, strategies, rematerialized)
+        recomputed = {remat.tensor for remat in rematerialized}
+        fresh = frozenset(copy for copy in fresh if copy[0] not in recomputed)
+        fresh |= fresh_copies(graph, strategies, rematerialized)
         fused = self.tables.fusion.fused
         sharded = ShardedOps(graph, mesh, shardings, strategies, self.cheap_to_clone, fused, fresh)
         again = copies_after_others(sharded, self.order, self.transient)

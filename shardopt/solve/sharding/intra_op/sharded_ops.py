@@ -10,8 +10,8 @@ from shardopt.graph.op_graph import OpGraph
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.strategies.strategies import Strategy
 
-# A reader that makes a copy of an operand anew, although an earlier reader had one: (tensor,
-# sharding of the copy, operation).
+# A reader that makes a copy of an operand anew, although an earlier reader had one, for itself and
+# those behind it in the program: (tensor, sharding of the copy, operation).
 FreshCopies = Set[tuple[int, Sharding, int]]
 # Sets of tensors: a copy of one in another sharding is dropped where one of its set is read next.
 Transient = tuple[frozenset[int], ...]
