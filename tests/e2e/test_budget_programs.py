@@ -164,7 +164,12 @@ def shape_of(graph: OpGraph) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize(
     ("seed", "mesh"),
-    [(0, "1"), pytest.param(1, "2", marks=pytest.mark.slow), (2, "2"), (5, "2x2")],
+    [
+        pytest.param(0, "1", marks=pytest.mark.slow),
+        pytest.param(1, "2", marks=pytest.mark.slow),
+        (2, "2"),
+        (5, "2x2"),
+    ],
 )
 def test_the_graph_with_copies_is_that_of_the_written_program(seed: int, mesh: str) -> None:
     problem = plain_problem(random_step(seed), mesh)

@@ -258,7 +258,10 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize("lazy", [False, True], ids=["whole", "lazy"])
+@pytest.mark.parametrize(
+    "lazy",
+    [pytest.param(False, id="whole", marks=pytest.mark.slow), pytest.param(True, id="lazy")],
+)
 def test_restarts_go_on_as_if_nothing_had_happened(
     mlp: Any, failing: list[int], tmp_path: Path, lazy: bool
 ) -> None:

@@ -13,13 +13,17 @@ from benchmarks.programs.program import LIBRARIES, Program
 SETTING = "2xB"
 QUICK = {
     "plain_steps": ("static arguments",),
-    "plain_loops": ("cond on a counter", "accumulation by scan"),
+    "plain_loops": ("cond on a counter",),
     "plain_arrays": ("LoRA beside the product",),
     "nnx_steps": ("Dropout with rngs",),
 }
 SLOW = {
     "plain_steps": ("typed keys in the state, dropout",),
-    "plain_loops": ("scan over layers, rolled", "gradient of a scan over parts"),
+    "plain_loops": (
+        "scan over layers, rolled",
+        "accumulation by scan",
+        "gradient of a scan over parts",
+    ),
     "plain_arrays": ("images, convolutions NHWC", "decoding step with caches"),
     "optax_steps": ("clip_by_global_norm",),
     "equinox_steps": ("filter_value_and_grad",),

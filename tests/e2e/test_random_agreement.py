@@ -3,6 +3,8 @@ sequence is split (`python -m benchmarks.cost.random_agreement` draws more of th
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.cost.random_agreement import context_case, differences, random_case
 
 _UNEVEN = ("3", "2x3", "8", "5")
@@ -15,6 +17,11 @@ def test_random_plans_on_meshes_that_divide_nothing() -> None:
     assert differences(range(4), _UNEVEN, random_case) == (4, 0)
 
 
+def test_attention_under_a_method_of_context_parallelism() -> None:
+    assert differences(range(2), ("4",), context_case) == (2, 0)
+
+
+@pytest.mark.slow
 def test_attention_under_each_method_of_context_parallelism() -> None:
     methods = [context_case(seed, ("4", "2x4"))[1].plan for seed in range(6)]
     assert sorted({*methods}) == ["context-gather", "ring", "ulysses"]

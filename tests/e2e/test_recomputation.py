@@ -78,7 +78,7 @@ def test_the_loop_says_what_is_recomputed() -> None:
 @pytest.mark.parametrize(
     ("name", "recompute", "options"),
     [
-        ("gpt", "selective", {"layers": 4}),
+        pytest.param("gpt", "selective", {"layers": 4}, marks=pytest.mark.slow),
         pytest.param(
             "gpt", "selective", {"layers": 4, "stages": 1, "submesh": "1x4"}, marks=pytest.mark.slow
         ),

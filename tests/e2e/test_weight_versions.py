@@ -129,6 +129,7 @@ def test_steps_are_those_of_the_papers(schedule: str) -> None:
         assert 0.95 < mesh.ratio < 1.05, mesh
 
 
+@pytest.mark.slow
 def test_stages_of_several_devices_and_layers() -> None:
     artifact, inputs = exported(PLAIN)
     plan = plan_for(artifact, "pipedream", 2, stages=2, intra_op="data")
