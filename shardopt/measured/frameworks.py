@@ -89,8 +89,9 @@ class Framework:
     the last of them. `ties` says that the embedding is the last product's weight, too. `by_fsdp2`
     says whose ZeRO 3 it is (`shardopt.measured.fsdp2`). `buffers_gradients` has memory for all
     gradients through a step, also of one microbatch. `loops` says that a loop runs over the layers:
-    what their backward pass reads is its result, which nothing computes again. `how` is what blocks
-    and steps compute otherwise than the plain model."""
+    what their backward pass reads is its result, which nothing computes again. `by_xla` says that
+    XLA makes the kernels that reduce rows; other compilers and libraries have faster ones. `how` is
+    what blocks and steps compute otherwise than the plain model."""
 
     attention: str = ""
     merges: bool = True
@@ -109,6 +110,7 @@ class Framework:
     by_fsdp2: bool = False
     buffers_gradients: bool = False
     loops: bool = False
+    by_xla: bool = False
     how: Computing = PLAIN
 
 
@@ -192,7 +194,7 @@ _FRAMEWORKS = (
         r"results_intra_ablation",
         Framework(ties=True, reruns=True, sums_together=True, how=BY_ALPA),
     ),
-    (r"alpa osdi22", Framework(reruns=True, sums_together=True, how=BY_ALPA)),
+    (r"alpa osdi22", Framework(reruns=True, sums_together=True, by_xla=True, how=BY_ALPA)),
     # scripts/train/benchmarking/submit_benchmarks.py: attn_impl is triton, FlashAttention as of
     # flash-attn 1.0.3 has it (A100). FSDP gathers ahead and reduces behind (arXiv 2304.11277,
     # section 3.3). PyTorch stops running a block again at the last value that the backward pass
@@ -225,7 +227,7 @@ _FRAMEWORKS = (
     # attention, and `full`; and scan_layers.
     (
         r"maxtext|tpu-recipes",
-        Framework("tpu", overlaps=True, between=("all-but-products",), loops=True),
+        Framework("tpu", overlaps=True, between=("all-but-products",), loops=True, by_xla=True),
     ),
     # rosetta/projects/pax: XLA's latency-hiding scheduler and asynchronous collectives. paxml,
     # tasks/lm/params/c4.py: EMBEDDING_LOOKUP_STYLE is matmul; contrib/gpu/scripts_gpu/configs.py:
@@ -238,6 +240,7 @@ _FRAMEWORKS = (
             overlaps=True,
             between=("all-but-products",),
             loops=True,
+            by_xla=True,
             how=Computing(looks_up_by_product=True, wide_softmax=True),
         ),
     ),

@@ -53,14 +53,14 @@ def machine_of(row: Row, framework: Framework) -> HostGroup:
     if device.kernels is not None:
         rates = attention_rates(framework.attention, preset, device.kernels)
         merged = device.kernels.merged and framework.merges
-        # Libraries have kernels of their own for normalisations and softmax. How the XLA of older
-        # rows made them is not known.
+        # Libraries have kernels of their own for normalisations and softmax. XLA is taken to be as
+        # slow as today's: before it held rows in blocks, it read them once for each reduction.
         kernels = replace(
             device.kernels,
             merged=merged,
             attention=rates,
             recomputes=not framework.loops,
-            row_blocks=False,
+            row_blocks=framework.by_xla,
         )
         device = replace(device, kernels=kernels)
     if stated := re.search(r"(\d+) ?gb\b", name):
