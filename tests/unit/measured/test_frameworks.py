@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from shardopt.cost.attention import attention_seconds
 from shardopt.graph.attention_use import AttentionUse
 from shardopt.hardware.cluster_file import load_cluster
-from shardopt.measured.frameworks import attention_rates
+from shardopt.measured.frameworks import attention_rates, framework_of
+from shardopt.measured.machines import machine_of
+from shardopt.measured.rows import read_rows
 
 # Of a unit of 128 x 128, by the size of a head.
 FILLED = {16: 1 / 8, 64: 1 / 2, 128: 1, 129: 129 / 256, 192: 3 / 4, 256: 1}
@@ -30,3 +33,19 @@ def test_attention_on_a_tpu_fills_as_much_of_a_matrix_unit_as_a_head_does(backwa
     narrow = AttentionUse(128, 2048, False, backward)
     twice = 2 * attention_seconds(rates, 1e12, 1e12, narrow)
     assert attention_seconds(wide, 1e12, 1e12, narrow) == pytest.approx(twice)
+
+
+@pytest.mark.parametrize(
+    ("source", "holds"), [("NVIDIA JAX-Toolbox", True), ("torchtitan", False), ("", False)]
+)
+def test_kernels_of_rows_are_slow_where_xla_makes_them(
+    source: str, holds: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        f"id,source,arch,hardware,devices,layers,hidden,heads,seq,dp,gbs\n"
+        f"a,{source},gpt,A100,8,2,64,2,64,8,8\n"
+    )
+    [row] = read_rows(path)
+    kernels = machine_of(row, framework_of(row)).device.kernels
+    assert kernels is not None and kernels.row_blocks == holds
