@@ -19,6 +19,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.mpmd import LAYER
 from shardopt.extract.op_graph import reads
 from shardopt.ir.rewriting import BARRIER
+from shardopt.ir.splats import constant_value
 
 Key = Hashable
 
@@ -86,7 +87,7 @@ class Numbering:
     def key(self, op: ir.Operation, inner: dict[ir.Value, int]) -> Key:
         """What an operation computes. `inner` numbers the values of the regions that it is in, from
         -1 downwards: these are equal where the regions are."""
-        attributes = tuple((name, op.attributes[name]) for name in op.attributes if name != LAYER)
+        attributes = tuple((name, _attribute(op, name)) for name in op.attributes if name != LAYER)
         # Numbers of regions begin at -1, so that none of them is false.
         operands = tuple(inner.get(value) or self.of(value) for value in op.operands)
         types = tuple(result.type for result in op.results)
@@ -102,6 +103,11 @@ class Numbering:
             for result in view.operation.results:
                 inner[result] = -1 - len(inner)
         return tuple(rows)
+
+
+def _attribute(op: ir.Operation, name: str) -> ir.Attribute | str:
+    is_value = op.name == "stablehlo.constant" and name == "value"
+    return constant_value(op) if is_value else op.attributes[name]
 
 
 def is_pure(op: ir.Operation) -> bool:

@@ -6,7 +6,7 @@ all is well, so modules of a hundred thousand operations pay nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from jaxlib.mlir import ir
 
@@ -35,23 +35,22 @@ def type_violations(module: ir.Module) -> Iterator[Violation]:
         forms = {each.name: each.form for each in ATTRIBUTES}
         examples = {name: ir.Attribute.parse(form) for name, form in forms.items()}
     for op in (module.operation, *operations(module.operation)):
-        for name, attribute in _attributes(op):
-            if name not in examples:
-                continue
+        for name, attribute in _attributes(op, examples.keys()):
             fault = _fault(attribute, examples[name], whole=name not in _RECORDS)
             if fault:
                 yield Violation(op, f"expected '{name}' of the form {forms[name]}, found {fault}")
 
 
-def _attributes(op: ir.Operation) -> Iterator[tuple[str, ir.Attribute]]:
-    """Those of an operation, and of the arguments and results of a function."""
+def _attributes(op: ir.Operation, names: Set[str]) -> Iterator[tuple[str, ir.Attribute]]:
+    """Those of an operation with these names, and of the arguments and results of a function. The
+    bindings cannot hand out every other one: no complex numbers."""
     for name in op.attributes:
-        attribute = op.attributes[name]
         if op.name == "func.func" and name in ("arg_attrs", "res_attrs"):
-            for row in ir.ArrayAttr(attribute):
-                yield from entries(ir.DictAttr(row)).items()
-        else:
-            yield name, attribute
+            for row in ir.ArrayAttr(op.attributes[name]):
+                row_entries = entries(ir.DictAttr(row))
+                yield from ((each, row_entries[each]) for each in row_entries if each in names)
+        elif name in names:
+            yield name, op.attributes[name]
 
 
 def _fault(attribute: ir.Attribute, example: ir.Attribute, *, whole: bool) -> str:

@@ -1,4 +1,4 @@
-"""Constants whose elements are all equal: read, made, and made at another shape."""
+"""Constants, and those whose elements are all equal: read, made, and made at another shape."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from jaxlib.mlir.dialects import stablehlo
 Splat = complex | float | int | bool
 
 _COMPLEX = re.compile(r"dense<\(([^,()]+), *([^()]+)\)>")
+
+
+def constant_value(op: ir.Operation) -> ir.Attribute | str:
+    """The value of a constant; what is printed of it where the bindings cannot hand it out, as of
+    complex numbers. Equal for equal constants."""
+    if isinstance(_element(op.results[0].type), ir.ComplexType):
+        text = str(op.get_asm(use_local_scope=True))
+        return text[text.index("dense") :]
+    return op.attributes["value"]
 
 
 def read_splat(op: ir.Operation) -> Splat | None:

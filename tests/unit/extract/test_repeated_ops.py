@@ -55,6 +55,16 @@ def test_a_plain_scan_repeats_nothing() -> None:
     assert repeats(jax.grad(lambda w, x: jnp.sum(scanned(w, x) ** 2))) == []
 
 
+def test_complex_constants_are_told_apart_by_what_they_are() -> None:
+    def block(w: jax.Array, x: jax.Array) -> jax.Array:
+        turned = (x @ w) * jnp.asarray(0.5 + 2j) * jnp.asarray([1j, 2, 3j, 4])
+        return jnp.tanh((turned * jnp.asarray([1j, 2, 3j, 5])).real)
+
+    loss = lambda w, x: jnp.sum(jax.checkpoint(block)(w, x) ** 2)  # noqa: E731
+    made = {original for _, original in repeats(jax.grad(loss))}
+    assert {"dot_general", "multiply", "tanh"} <= made
+
+
 def test_regions_are_compared() -> None:
     block = jax.checkpoint(lambda w, x: jnp.tanh((x @ w).max(0)) * (x @ w).sum(0))
     pairs = repeats(jax.grad(lambda w, x: jnp.sum(block(w, x) ** 2)))
