@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from shardopt.hardware.cluster import AttentionRate, KernelRates
 from shardopt.measured.rows import Row
@@ -89,9 +90,10 @@ class Framework:
     the last of them. `ties` says that the embedding is the last product's weight, too. `by_fsdp2`
     says whose ZeRO 3 it is (`shardopt.measured.fsdp2`). `buffers_gradients` has memory for all
     gradients through a step, also of one microbatch. `loops` says that a loop runs over the layers:
-    what their backward pass reads is its result, which nothing computes again. `by_xla` says that
-    XLA makes the kernels that reduce rows; other compilers and libraries have faster ones. `how` is
-    what blocks and steps compute otherwise than the plain model."""
+    what their backward pass reads is its result, which nothing computes again. `compiler` is what
+    merges kernels, empty where they are written by hand: compilers compute cheap values again
+    rather than keep them for the backward pass, and XLA's kernels that reduce rows are slower.
+    `how` is what blocks and steps compute otherwise than the plain model."""
 
     attention: str = ""
     merges: bool = True
@@ -110,11 +112,11 @@ class Framework:
     by_fsdp2: bool = False
     buffers_gradients: bool = False
     loops: bool = False
-    by_xla: bool = False
+    compiler: Literal["", "xla", "inductor"] = ""
     how: Computing = PLAIN
 
 
-_UNKNOWN = Framework()
+_UNKNOWN = Framework(compiler="xla")
 # A schedule can be called so, too.
 _EAGER = re.compile(r"\beager\b(?!-1f1b)", re.IGNORECASE)
 # torchtitan's documentation: async TP requires torch.compile, and so do products in 8 bits for
@@ -192,9 +194,9 @@ _FRAMEWORKS = (
     # them together up to all_reduce_threshold, 2^60 bytes.
     (
         r"results_intra_ablation",
-        Framework(ties=True, reruns=True, sums_together=True, how=BY_ALPA),
+        Framework(ties=True, reruns=True, sums_together=True, compiler="xla", how=BY_ALPA),
     ),
-    (r"alpa osdi22", Framework(reruns=True, sums_together=True, by_xla=True, how=BY_ALPA)),
+    (r"alpa osdi22", Framework(reruns=True, sums_together=True, compiler="xla", how=BY_ALPA)),
     # scripts/train/benchmarking/submit_benchmarks.py: attn_impl is triton, FlashAttention as of
     # flash-attn 1.0.3 has it (A100). FSDP gathers ahead and reduces behind (arXiv 2304.11277,
     # section 3.3). PyTorch stops running a block again at the last value that the backward pass
@@ -217,6 +219,7 @@ _FRAMEWORKS = (
             selective="per-operation",
             splits_sequence=True,
             by_fsdp2=True,
+            compiler="inductor",
             how=Computing(sums_wide=True, rotates_in_passes=True, entropy="wide"),
         ),
     ),
@@ -227,7 +230,7 @@ _FRAMEWORKS = (
     # attention, and `full`; and scan_layers.
     (
         r"maxtext|tpu-recipes",
-        Framework("tpu", overlaps=True, between=("all-but-products",), loops=True, by_xla=True),
+        Framework("tpu", overlaps=True, between=("all-but-products",), loops=True, compiler="xla"),
     ),
     # rosetta/projects/pax: XLA's latency-hiding scheduler and asynchronous collectives. paxml,
     # tasks/lm/params/c4.py: EMBEDDING_LOOKUP_STYLE is matmul; contrib/gpu/scripts_gpu/configs.py:
@@ -240,7 +243,7 @@ _FRAMEWORKS = (
             overlaps=True,
             between=("all-but-products",),
             loops=True,
-            by_xla=True,
+            compiler="xla",
             how=Computing(looks_up_by_product=True, wide_softmax=True),
         ),
     ),

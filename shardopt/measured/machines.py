@@ -59,8 +59,8 @@ def machine_of(row: Row, framework: Framework) -> HostGroup:
             device.kernels,
             merged=merged,
             attention=rates,
-            recomputes=not framework.loops,
-            row_blocks=framework.by_xla,
+            recomputes=bool(framework.compiler) and not framework.loops,
+            row_blocks=framework.compiler == "xla",
         )
         device = replace(device, kernels=kernels)
     if stated := re.search(r"(\d+) ?gb\b", name):
