@@ -14,6 +14,7 @@ from functools import cached_property
 from jaxlib.mlir import ir
 
 from shardopt.dialect.attributes import entries
+from shardopt.dialect.batch import with_step_loop
 from shardopt.dialect.donation import argument_attributes, is_donated
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.extract.op_graph import read_tensor
@@ -25,6 +26,23 @@ from shardopt.ir.rewriting import shape_of
 _MAX_LISTED = 8
 _ITEM = re.compile(r"(?P<name>[^:]+)(?::(?P<dim>\d+))?")
 _WILD = {"*": ".*", "?": "."}
+
+
+class IndivisibleBatch(DiagnosedError):
+    """A batch dimension cannot be cut into as many microbatches as were asked for."""
+
+
+class UndecidedBatch(DiagnosedError):
+    """It is not clear which arguments hold the batch; of those that name none, for the `reason`."""
+
+    reason = ""
+
+    @staticmethod
+    def because(main: ir.Operation, reason: str, advice: str) -> UndecidedBatch:
+        message = with_step_loop(main, f"{reason}; {advice}")
+        error = UndecidedBatch(diagnostic("error", main, message))
+        error.reason = reason
+        return error
 
 
 @dataclass(frozen=True)
@@ -145,15 +163,15 @@ def _check_item(
 
 
 def check_extent(main: ir.Operation, batch: BatchArgument, count: int) -> None:
-    """Raises DiagnosedError unless the batch dimension can be cut into `count` blocks."""
+    """Raises IndivisibleBatch unless the batch dimension can be cut into `count` blocks."""
     extent = shape_of(main.regions[0].blocks[0].arguments[batch.index])[batch.dim]
     if extent % count:
         divisors = ", ".join(str(n) for n in range(1, extent + 1) if extent % n == 0)
-        raise _error(
-            main,
+        message = (
             f"expected a batch that divides into num-microbatches={count}, found extent {extent} "
-            f"of dimension {batch.dim} of {called(main, batch.index)}; its divisors are {divisors}",
+            f"of dimension {batch.dim} of {called(main, batch.index)}; its divisors are {divisors}"
         )
+        raise IndivisibleBatch(diagnostic("error", main, message))
 
 
 def _listed(main: ir.Operation, numbers: Sequence[int]) -> str:

@@ -94,6 +94,10 @@ class DiagnosedError(UserError):
     def diagnostic(self) -> Diagnostic:
         return self.diagnostics[0]
 
+    def changed(self, change: Callable[[Diagnostic], Diagnostic]) -> DiagnosedError:
+        """An error of the same kind with other diagnostics."""
+        return type(self)(*map(change, self.diagnostics))
+
 
 def position_of(where: Located) -> Position:
     """The file position behind an op, value or location; of a fused or call-site location the first

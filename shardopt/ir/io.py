@@ -106,9 +106,7 @@ def load_module(
         raise UserError(f"{name}: reading it takes more memory than there is") from error
     except DiagnosedError as error:
         moved = in_file if format_of(data) == "text" else in_binary_file
-        raise DiagnosedError(
-            *(moved(diagnostic, name, BUFFER_NAME) for diagnostic in error.diagnostics)
-        ) from error
+        raise error.changed(lambda diagnostic: moved(diagnostic, name, BUFFER_NAME)) from error
 
 
 def save_module(

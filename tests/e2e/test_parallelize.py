@@ -321,7 +321,7 @@ def test_errors_name_the_argument(mlp: Any) -> None:
     sums = shardopt.parallelize(lambda w, a, b: w - a.sum() * b.sum(), **PIPELINE)
     with pytest.raises(
         shardopt.UserError,
-        match=r"cannot tell the batch arguments: .* with batch_argnums=NUMBER or {NUMBER: DIM}, or "
+        match=r"cannot tell the batch arguments: .* with batch_argnames=NAME or {NAME: DIM}, or "
         r"keep the batch whole with microbatches=1$",
     ):
         sums(x[0], x, x[:7])
@@ -335,11 +335,24 @@ def test_errors_name_the_argument(mlp: Any) -> None:
         jax.jit(lambda rate: step(params, x, y, rate=rate))(0.1)
     with pytest.raises(shardopt.UserError, match=r"batch_argnums=\(7,\) name no array"):
         shardopt.parallelize(mlp_step, batch_argnums=7, **PIPELINE)(params, x, y)
-    tree = shardopt.parallelize(
-        lambda p, b: mlp_step(p, b["x"] * b["scale"], b["y"]), batch_argnums=1, **PIPELINE
-    )
-    with pytest.raises(shardopt.UserError, match="whole trees: pass what has no rows beside them"):
-        tree(params, {"x": x, "y": y, "scale": np.ones(1, np.float32)})
+
+
+def test_a_batch_with_leaves_that_have_no_rows(mlp: Any) -> None:
+    """A dictionary with rows in dimension 0, in dimension 1, and in none, which the name of the
+    whole dictionary does not tell."""
+    params, x, y = mlp
+
+    def step(params: Any, batch: Any) -> Any:
+        return mlp_step(params, batch["x"] * batch["scale"], batch["y"].T, batch["rate"])
+
+    batch = {"x": x, "y": y.T, "scale": jnp.linspace(0.5, 1, 16), "rate": jnp.float32(0.1)}
+    whole = shardopt.parallelize(step, batch_argnames="batch", **PIPELINE)
+    with pytest.raises(UserError, match="a tree of dimensions has None for leaves without rows"):
+        whole.plan(params, {**batch, "scale": jnp.ones(1)})
+    dims = {"x": 0, "y": 1, "scale": None, "rate": None}
+    with shardopt.parallelize(step, batch_argnames={"batch": dims}, **PIPELINE) as planned:
+        assert_same(planned(params, batch), step(params, batch))
+        assert planned.plan(params, batch).summary.num_microbatches == 2
 
 
 @pytest.mark.slow

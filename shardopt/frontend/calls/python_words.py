@@ -68,7 +68,7 @@ def errors_for_python() -> Iterator[None]:
     try:
         yield
     except DiagnosedError as error:
-        raise DiagnosedError(*map(_reworded, error.diagnostics)) from error
+        raise error.changed(_reworded) from error
     except UserError as error:
         raise UserError(python_words(str(error))) from error
 

@@ -28,9 +28,7 @@ def reported_in(name: str, handler: Handler | None) -> Iterator[Handler]:
     try:
         yield report
     except DiagnosedError as error:
-        raise DiagnosedError(
-            *(in_file(diagnostic, name) for diagnostic in error.diagnostics)
-        ) from error
+        raise error.changed(lambda diagnostic: in_file(diagnostic, name)) from error
 
 
 def source_name(source: Any) -> str:

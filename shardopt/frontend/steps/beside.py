@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 import jax
 from jax import export
 
+from shardopt.extract.batch_arguments import IndivisibleBatch
+from shardopt.frontend.calls.batch_names import BatchNames
 from shardopt.frontend.calls.call_signature import export_call
 from shardopt.frontend.calls.static_arguments import StaticArguments
 from shardopt.frontend.planning.follow import follow
@@ -51,7 +53,7 @@ class Beside(Generic[P, R]):
         fun: Callable[P, R],
         main: Parallelized[..., Any],
         static: StaticArguments,
-        batch: Mapping[int, int] | None,
+        batch: BatchNames | None,
         microbatches: int | None,
     ) -> None:
         functools.update_wrapper(self, fun)
@@ -153,8 +155,8 @@ class Beside(Generic[P, R]):
         for count in counts:
             try:
                 return follow(plan, exported, shares, batch_args=batch, microbatches=count)
-            except UserError as error:
-                if "expected a batch that divides into" not in str(error) or count == counts[-1]:
+            except IndivisibleBatch:
+                if count == counts[-1]:
                     raise
         raise AssertionError("one microbatch always divides")
 
@@ -165,7 +167,7 @@ class Beside(Generic[P, R]):
         are as many."""
         if self._batch is not None:
             named = flat_batch("beside", self._batch, self._static, call, exported)
-            return ",".join(f"{number}:{dim}" for number, dim in named.items())
+            return ",".join(f"{number}:{dim}" for number, dim in named.items()) or "none"
         kept = exported.module_kept_var_idx
         avals = {k: call.signature.avals[number] for k, number in enumerate(kept)}
         rows = {k: a.shape[0] for k, a in avals.items() if k not in shares and _may_be_rows(a)}

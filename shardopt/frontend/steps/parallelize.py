@@ -21,6 +21,7 @@ import jax
 
 from shardopt.dialect.custom_calls import with_kernels
 from shardopt.frontend.calls.arguments import check_names, path_text
+from shardopt.frontend.calls.batch_names import ArgumentNames, ArgumentNumbers, batch_names
 from shardopt.frontend.calls.static_arguments import (
     Names,
     Numbers,
@@ -30,7 +31,6 @@ from shardopt.frontend.calls.static_arguments import (
 )
 from shardopt.frontend.steps.module_calls import is_module_jit
 from shardopt.frontend.steps.parallelized import Parallelized, StateOnWorkers, Tracing
-from shardopt.frontend.steps.step_call import ArgumentNumbers, batch_dimensions
 from shardopt.options.keywords import StepKeywords
 from shardopt.options.names import BackendName, PlatformName, TransportName
 from shardopt.options.signatures import shows_options
@@ -116,6 +116,7 @@ def parallelize(
     *,
     cluster: str | os.PathLike[str],
     batch_argnums: ArgumentNumbers | None = None,
+    batch_argnames: ArgumentNames | None = None,
     donate_argnums: Numbers = (),
     donate_argnames: Names = (),
     static_argnums: Numbers = (),
@@ -131,6 +132,7 @@ def parallelize(
     *,
     cluster: str | os.PathLike[str],
     batch_argnums: ArgumentNumbers | None = None,
+    batch_argnames: ArgumentNames | None = None,
     donate_argnums: Numbers = (),
     donate_argnames: Names = (),
     static_argnums: Numbers = (),
@@ -146,6 +148,7 @@ def parallelize(
     *,
     cluster: str | os.PathLike[str],
     batch_argnums: ArgumentNumbers | None = None,
+    batch_argnames: ArgumentNames | None = None,
     donate_argnums: Numbers = (),
     donate_argnames: Names = (),
     static_argnums: Numbers = (),
@@ -155,9 +158,12 @@ def parallelize(
 ) -> Parallelized[P, R] | _Decorator:
     """Decorate a function of arrays so that it is planned for `cluster` and runs on its workers.
 
-    batch_argnums    arguments that hold the batch: numbers (dimension 0), or number -> dimension.
-                     By default the planner looks for them: of a training step those that are not
-                     donated.
+    batch_argnums,   arguments that hold the batch: numbers or names (dimension 0), or a dictionary
+    batch_argnames   from such to dimensions. A dimension stands for all arrays of the argument that
+                     have it; a tree of dimensions, as `in_axes` of `jax.vmap`, says it for each
+                     part, with None for what has no rows: {"batch": {"tokens": 0, "table": None}}.
+                     By default the planner looks for them: of a training step among those that
+                     are not donated. () says that there is no batch.
     donate_argnums,  arguments that the step consumes and replaces, as of `jax.jit`: its state. The
     donate_argnames  arrays that are passed stay valid.
     static_argnums,  arguments that are part of the program, as of `jax.jit`: a plan for each of
@@ -196,7 +202,7 @@ def parallelize(
     planning["custom_calls"] = with_kernels(options.get("custom_calls", ""))
     donated = argument_numbers("donate_argnums", donate_argnums)
     donated_names = argument_names("donate_argnames", donate_argnames)
-    batch = batch_dimensions(batch_argnums)
+    batch = batch_names(batch_argnums, batch_argnames)
 
     def decorate(fun: Callable[P, R]) -> Parallelized[P, R]:
         if not callable(fun):

@@ -16,6 +16,13 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 import jax
 from jax import export
 
+from shardopt.extract.batch_arguments import IndivisibleBatch, UndecidedBatch
+from shardopt.frontend.calls.batch_names import (
+    ArgumentNames,
+    ArgumentNumbers,
+    BatchNames,
+    batch_names,
+)
 from shardopt.frontend.calls.call_signature import export_call
 from shardopt.frontend.calls.callbacks import recorded
 from shardopt.frontend.calls.partitionable import Partitionables
@@ -28,10 +35,8 @@ from shardopt.frontend.steps.replay import Replay
 from shardopt.frontend.steps.session import Session
 from shardopt.frontend.steps.state_array import StateArray
 from shardopt.frontend.steps.step_call import (
-    ArgumentNumbers,
     Signature,
     StepCall,
-    batch_dimensions,
     flat_batch,
     step_call,
 )
@@ -45,6 +50,7 @@ from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.frontend.plans.plan import Plan
+    from shardopt.ir.diagnostics import Diagnostic
     from shardopt.runtime.options import RunOptions
     from shardopt.runtime.run import Run
 
@@ -53,8 +59,8 @@ R = TypeVar("R")
 Q = ParamSpec("Q")
 S = TypeVar("S")
 
-# How `optimize` is told the batch, in messages; calls have arguments with numbers.
-_BATCH_ARGS = re.compile(r"batch_args(?:='INDEX\[:DIM\]' or NAME\[:DIM\])?")
+# How `optimize` is told the batch, in messages; functions have arguments with names.
+_BATCH_ARGS = re.compile(r"batch_args='INDEX\[:DIM\]' or NAME\[:DIM\]")
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ class Parallelized(Generic[P, R]):
         fun: Callable[P, R],
         tracing: Tracing,
         planning: Mapping[str, Any],
-        batch: Mapping[int, int] | None,
+        batch: BatchNames | None,
         run_options: RunOptions,
         *,
         lazy_state: bool,
@@ -219,6 +225,7 @@ class Parallelized(Generic[P, R]):
         fun: Callable[Q, S],
         *,
         batch_argnums: ArgumentNumbers | None = None,
+        batch_argnames: ArgumentNames | None = None,
         microbatches: int | None = None,
         static_argnums: int | Sequence[int] = (),
         static_argnames: str | Sequence[str] = (),
@@ -231,14 +238,16 @@ class Parallelized(Generic[P, R]):
             validation_loss = evaluate(params, other_tokens)
 
         Its arguments are told by what they are: arrays that this function has returned, or that
-        `start` has made or loaded, are not moved; all others are brought. `batch_argnums` name the
-        batch, of any size; by default it is all that is brought. `microbatches` are as many as
-        those of this function, or fewer where the batch is not divisible.
+        `start` has made or loaded, are not moved; all others are brought. `batch_argnums` and
+        `batch_argnames` name the batch, of any size; by default it is all that is brought.
+        `microbatches` are as many as those of this function, or fewer where the batch is not
+        divisible.
 
         Calls raise UserError where no argument is state, where weights are read in another order
         than the stages hold them, or where modules would be changed; MeshError."""
         static = StaticArguments.of(fun, static_argnums, static_argnames)
-        return Beside(fun, self, static, batch_dimensions(batch_argnums), microbatches)
+        batch = batch_names(batch_argnums, batch_argnames)
+        return Beside(fun, self, static, batch, microbatches)
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -291,9 +300,9 @@ class Parallelized(Generic[P, R]):
         try:
             with planning_progress(exported.fun_name) as on_phase:
                 return optimize(exported, batch_args=batch, on_phase=on_phase, **self._planning)
-        except UserError as error:
+        except IndivisibleBatch as error:
             fewer = self._microbatches_of_rest(call.signature)
-            if fewer is not None and "expected a batch that divides into" in str(error):
+            if fewer is not None:
                 warnings.warn(
                     f"parallelize: {exported.fun_name} takes a batch of another size with "
                     f"microbatches={fewer} instead of {self._planning['microbatches']}",
@@ -301,15 +310,12 @@ class Parallelized(Generic[P, R]):
                 )
                 options = {**self._planning, "microbatches": fewer}
                 return optimize(exported, batch_args=batch, **options)
-            if self._batch is None and "batch_args" in str(error):
-                message = _BATCH_ARGS.sub("batch_argnums=NUMBER or {NUMBER: DIM}", str(error))
-                raise UserError(message) from error
-            if self._batch is not None and "expected a batch that divides into" in str(error):
-                avals = call.signature.avals
-                if len({avals[number].shape[dim] for number, dim in batch.items()}) > 1:
-                    advice = "batch_argnums name whole trees: pass what has no rows beside them"
-                    raise UserError(f"{error}; {advice}") from error
+            avals = call.signature.avals
+            if self._batch and len({avals[k].shape[dim] for k, dim in batch.items()}) > 1:
+                raise error.changed(_with_tree_advice) from error
             raise
+        except UndecidedBatch as error:
+            raise error.changed(_in_names) from error
 
     def _microbatches_of_rest(self, signature: Signature) -> int | None:
         """The largest number of microbatches, of at most as many as were asked for, that divides
@@ -424,6 +430,19 @@ class Parallelized(Generic[P, R]):
 
 def _failure_behind(error: RuntimeError) -> MeshError | None:
     return error.__cause__ if isinstance(error.__cause__, MeshError) else None
+
+
+def _with_tree_advice(diagnostic: Diagnostic) -> Diagnostic:
+    advice = (
+        "a tree of dimensions has None for leaves without rows, such as "
+        "batch_argnums={1: {'tokens': 0, 'table': None}}"
+    )
+    return replace(diagnostic, message=f"{diagnostic.message}; {advice}")
+
+
+def _in_names(diagnostic: Diagnostic) -> Diagnostic:
+    names = "batch_argnames=NAME or {NAME: DIM}"
+    return replace(diagnostic, message=_BATCH_ARGS.sub(names, diagnostic.message))
 
 
 def _unchanged(results: Any, call: StepCall) -> Any:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 from jax import export
 
+from shardopt.frontend.calls.batch_names import BatchNames, Dims, leaf_dims
 from shardopt.frontend.calls.call_signature import Leaves, flat_call, type_of
 from shardopt.frontend.calls.static_arguments import StaticArguments
 from shardopt.frontend.steps.module_calls import ModuleCall, module_call
 from shardopt.support.errors import UserError
-
-# Numbers of positional arguments whose leaves hold the batch in dimension 0; or number ->
-# dimension.
-ArgumentNumbers: TypeAlias = "int | Sequence[int] | Mapping[int, int]"
 
 
 @dataclass(frozen=True)
@@ -71,42 +68,46 @@ def step_call(
 
 def flat_batch(
     function: str,
-    batch: Mapping[int, int],
+    batch: BatchNames,
     static: StaticArguments,
     call: StepCall,
     exported: export.Exported,
 ) -> dict[int, int]:
-    """flat argument -> batch dimension: the leaves of the batch arguments that have this dimension
-    and are used. Raises UserError, in the name of `function`, if there are none."""
-    owners: dict[tuple[int, int | str], int] = {
-        (0, number): dim
-        for owner, dim in batch.items()
-        for number in static.traced_numbers((owner,), call.static)
-    }
-    names = static.parameters
-    owners |= {(1, names[number]): dim for number, dim in batch.items() if number < len(names)}
+    """flat argument -> batch dimension: the leaves that have one and are used. Raises UserError, in
+    the name of `function`, for trees of dimensions that do not fit, and if there are none."""
     dim_of: dict[int, int] = {}
-    for number, (path, _) in enumerate(call.leaves):
-        dim = owners.get((path[0].idx, getattr(path[1], "key" if path[0].idx else "idx")))
-        shape = call.signature.avals[number].shape
-        if dim is not None and dim < len(shape) and number in exported.module_kept_var_idx:
-            dim_of[number] = dim
-    if not dim_of:
+    for numbers, dims, where in _named(batch, static, call):
+        for number, dim, place in leaf_dims(dims, numbers, where):
+            aval = call.signature.avals[number]
+            if place and dim >= aval.ndim:
+                raise UserError(
+                    f"{function}: expected {place} of the batch to have dimension {dim}, found "
+                    f"shape {aval.shape}; None stands for what has no rows"
+                )
+            if dim < aval.ndim and number in exported.module_kept_var_idx:
+                dim_of[number] = dim
+    if not dim_of and batch:
         raise UserError(
-            f"{function}: batch_argnums={tuple(batch)} name no array with a batch dimension in "
-            f"this call, which has {call.positional} positional arguments"
+            f"{function}: {batch} name no array with a batch dimension in this call, which has "
+            f"{call.positional} positional arguments"
         )
     return dim_of
 
 
-def batch_dimensions(numbers: ArgumentNumbers | None) -> dict[int, int] | None:
-    if numbers is None:
-        return None
-    if isinstance(numbers, int):
-        numbers = (numbers,)
-    dims = dict(numbers) if isinstance(numbers, Mapping) else dict.fromkeys(numbers, 0)
-    if not all(type(value) is int and value >= 0 for pair in dims.items() for value in pair):
-        raise UserError(
-            f"parallelize: expected batch_argnums to be argument numbers, found {numbers!r}"
-        )
-    return dims
+def _named(
+    batch: BatchNames, static: StaticArguments, call: StepCall
+) -> Iterator[tuple[Any, Dims, str]]:
+    """The arguments of a call that are named, as trees of leaf numbers, with their dimensions and
+    what messages call them. Those that this call has not, or has as static, are passed over."""
+    args, kwargs = jax.tree.unflatten(call.signature.tree, range(len(call.leaves)))
+    names = dict(enumerate(static.parameters))
+    numbers = {name: number for number, name in names.items()}
+    by_number = {**batch.numbers, **{numbers[n]: d for n, d in batch.names.items() if n in numbers}}
+    for number, dims in by_number.items():
+        for traced in static.traced_numbers((number,), call.static):
+            if traced < len(args):
+                yield args[traced], dims, names.get(number, f"args[{number}]")
+    by_name = {names[number]: dims for number, dims in by_number.items() if number in names}
+    for name, dims in {**by_name, **batch.names}.items():
+        if name in kwargs:
+            yield kwargs[name], dims, name

@@ -10,15 +10,11 @@ from math import prod
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.batch import (
-    has_step_loop,
-    with_step_loop,
-    write_batch,
-    write_no_batch,
-)
+from shardopt.dialect.batch import has_step_loop, write_batch, write_no_batch
 from shardopt.dialect.manual import MANUAL, read_region
 from shardopt.extract.batch_arguments import (
     BatchArgument,
+    UndecidedBatch,
     argument_name,
     brought,
     called,
@@ -31,7 +27,6 @@ from shardopt.extract.control_flow import RegionReader
 from shardopt.extract.op_graph import identity_rule, sharding_rules
 from shardopt.extract.step_state import argument_trees, replaced_arguments
 from shardopt.graph.op_graph import Op
-from shardopt.ir.diagnostics import DiagnosedError, diagnostic
 from shardopt.ir.rewriting import terminator
 from shardopt.solve.microbatches.batch_search import BatchSearch, Family, StepInputs, search_batch
 
@@ -44,22 +39,6 @@ PARTS_ADVICE = (
     "take parts of the batch along a dimension behind its rows (reshape it to rows x parts, and "
     "take [:, part])"
 )
-
-
-class UndecidedBatch(DiagnosedError):
-    """It is not clear which arguments hold the batch, for the `reason`; `has_parts` if the step
-    takes some of them in parts."""
-
-    def __init__(self, main: ir.Operation, reason: str, *, has_parts: bool = False) -> None:
-        advice = (
-            "name them with batch-args=INDEX[:DIM] or NAME[:DIM], or keep the batch whole with "
-            "num-microbatches=1"
-        )
-        if has_parts and not has_step_loop(main):
-            advice = f"{PARTS_ADVICE}, {advice}"
-        message = with_step_loop(main, f"{reason}; {advice}")
-        super().__init__(diagnostic("error", main, message))
-        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -112,8 +91,7 @@ def find_batch(module: ir.Module) -> FoundBatch:
     step = StepInputs(arguments, graph.outputs, replaced, keys, trees, tuple(reader.fed_back))
     search = search_batch(graph, step)
     if not search.batch:
-        has_parts = any(family.parted and family.inputs for family in search.families)
-        raise UndecidedBatch(main, _undecided(main, search), has_parts=has_parts)
+        raise UndecidedBatch.because(main, _undecided(main, search), _advice(main, search))
     batch = [BatchArgument(rows.number, rows.dim) for rows in search.batch]
     return FoundBatch(
         tuple(each for each in batch if each.index not in replaced),
@@ -174,6 +152,15 @@ def _undecided(main: ir.Operation, search: BatchSearch) -> str:
     )
     candidates = "; ".join(listed[:_MAX_LISTED]) + tail
     return f"cannot tell the batch arguments: {why}" + (f" ({candidates})" if listed else "")
+
+
+def _advice(main: ir.Operation, search: BatchSearch) -> str:
+    advice = (
+        "name them with batch-args=INDEX[:DIM] or NAME[:DIM], or keep the batch whole with "
+        "num-microbatches=1"
+    )
+    has_parts = any(family.parted and family.inputs for family in search.families)
+    return f"{PARTS_ADVICE}, {advice}" if has_parts and not has_step_loop(main) else advice
 
 
 def _objections(search: BatchSearch) -> Mapping[int, str]:

@@ -45,7 +45,12 @@ from shardopt.extract.accumulation import (
     find_accumulation,
     origins,
 )
-from shardopt.extract.batch_arguments import BatchArgument, brought, parse_batch_arguments
+from shardopt.extract.batch_arguments import (
+    BatchArgument,
+    UndecidedBatch,
+    brought,
+    parse_batch_arguments,
+)
 from shardopt.extract.call_rules import call_limits
 from shardopt.extract.op_graph import sharding_rules
 from shardopt.forms.microbatched_form import MICROBATCH
@@ -59,7 +64,6 @@ from shardopt.passes.importing.branches import RUN_ONCE
 from shardopt.passes.microbatches.adopt_loop import LoopAdopter
 from shardopt.passes.microbatches.find_batch import (
     PARTS_ADVICE,
-    UndecidedBatch,
     choose_batch,
     mark_batch,
     mark_undecided,

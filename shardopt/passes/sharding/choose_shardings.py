@@ -36,7 +36,7 @@ from shardopt.cost.frontier import Frontier
 from shardopt.dialect.choices import write_choices
 from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.manual import MANUAL
-from shardopt.extract.batch_arguments import parse_batch_arguments
+from shardopt.extract.batch_arguments import UndecidedBatch, parse_batch_arguments
 from shardopt.extract.chosen_plan import main_of
 from shardopt.extract.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
 from shardopt.extract.op_graph import find_unreadable, sharding_rules
@@ -55,7 +55,7 @@ from shardopt.options.names import (
 )
 from shardopt.passes.base import Pass, PassContext, PassFailure, option, plan_option
 from shardopt.passes.from_plan.shardings import recorded
-from shardopt.passes.microbatches.find_batch import UndecidedBatch, find_batch
+from shardopt.passes.microbatches.find_batch import find_batch
 from shardopt.passes.sharding.decide.planning import MeshPlanner
 from shardopt.passes.sharding.decide.writing import write_plans
 from shardopt.passes.sharding.demands.demand_rules import DemandError

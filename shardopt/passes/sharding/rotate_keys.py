@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import cluster_of
-from shardopt.extract.batch_arguments import parse_batch_arguments
+from shardopt.extract.batch_arguments import UndecidedBatch, parse_batch_arguments
 from shardopt.extract.chosen_plan import main_of
 from shardopt.extract.mesh_graphs import MeshGraph, is_staged, read_plain
 from shardopt.extract.op_graph import reads, sharding_rules
@@ -33,7 +33,7 @@ from shardopt.mesh.mesh import parse_mesh
 from shardopt.mesh.shardings import live_axes
 from shardopt.options.names import MeshIntraOp
 from shardopt.passes.base import Pass, PassContext, option, plan_option
-from shardopt.passes.microbatches.find_batch import UndecidedBatch, find_batch
+from shardopt.passes.microbatches.find_batch import find_batch
 from shardopt.passes.sharding.decide.input_kinds import find_input_kinds
 from shardopt.passes.sharding.rotation.block_writer import Unsplittable
 from shardopt.passes.sharding.rotation.layout import RingLayout

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from shardopt.extract.batch_arguments import argument_name
+from shardopt.extract.batch_arguments import UndecidedBatch, argument_name
 from shardopt.extract.chosen_plan import main_of
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.passes.microbatches.find_batch import FoundBatch, UndecidedBatch, find_batch
+from shardopt.passes.microbatches.find_batch import FoundBatch, find_batch
 from shardopt.pipeline.manager import run_pipeline
 
 Step = Callable[..., Any]
