@@ -28,6 +28,7 @@ from shardopt.mesh.annotation import Annotation
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.shardings import shardings_that
 from shardopt.passes.sharding.apply.boundary import ReturnedOperand, place_of_result
+from shardopt.passes.sharding.demands.crossings import crossing_values
 from shardopt.passes.sharding.demands.demand_rules import (
     DemandError,
     DemandRule,
@@ -92,6 +93,7 @@ class Demands:
         self.lost: list[Lost] = []
         self.obeyed = 0
         self._meshes = meshes
+        self._crossing = crossing_values(main, callees)
         self._rules: dict[ir.Value, list[DemandRule]] = {}
         self._mesh_of: dict[ir.Value, Mesh] = {}
         # A value whose only reader is a marker -> the marker's result.
@@ -126,12 +128,18 @@ class Demands:
     # ---- annotations ----
 
     def _read_markers(self, block: ir.Block, mesh: Mesh) -> None:
-        for marker in [op for op in planned_operations(block) if SHARDING in op.attributes]:
+        before = len(self.lost)
+        # The last first: where one is not obeyed, what it marks goes where its result went.
+        for marker in reversed(
+            [op for op in planned_operations(block) if SHARDING in op.attributes]
+        ):
             annotation = _read(marker, marker.attributes[SHARDING])
             del marker.attributes[SHARDING]
             value = marker.results[0]
             rule = self._rule_of(annotation, mesh, value, marker.location)
             if rule is None:
+                if value in self._crossing:
+                    self._crossing.add(marker.operands[0])
                 value.replace_all_uses_with(marker.operands[0])
                 marker.erase()
             else:
@@ -139,6 +147,7 @@ class Demands:
                 # Only then it speaks for the value: another reader may want that otherwise.
                 if sum(1 for _ in marker.operands[0].uses) == 1:
                     self._markers[marker.operands[0]] = value
+        self.lost[before:] = reversed(self.lost[before:])
 
     def _rule_of(
         self, annotation: Annotation, mesh: Mesh, value: ir.Value, where: Located
@@ -162,7 +171,7 @@ class Demands:
         shape = tensor_shape(value)
         if why := annotation.misfit(mesh, shape):
             return why
-        crosses = self.padded and _goes_to_another_mesh(value)
+        crosses = self.padded and value in self._crossing
         if self.padded and not crosses:
             return ""
         agreeing = shardings_that(agreement(annotation, mesh), mesh, shape)
@@ -369,20 +378,6 @@ class Demands:
         if rules:
             self._rules.setdefault(value, []).extend(rules)
             self._mesh_of[value] = mesh
-
-
-def _goes_to_another_mesh(value: ir.Value) -> bool:
-    """Of a value of a staged module, in `@main` or in the block of a fragment that hands it on."""
-    for use in value.uses:
-        reader = use.owner.operation
-        if reader.name == "mpmd.transfer":
-            return True
-        if reader.name == "mpmd.return":
-            fragment = reader.parent
-            assert fragment is not None
-            if _goes_to_another_mesh(fragment.results[use.operand_number]):
-                return True
-    return False
 
 
 def _read(where: Located, attr: ir.Attribute) -> Annotation:
