@@ -171,7 +171,8 @@ _FRAMEWORKS = (
     (r"megatron-?bridge", _BY_NEMO),
     # arguments.py: --attention-dropout and --hidden-dropout are 0.1 unless a run says otherwise;
     # softmax with its mask, bias with GELU, bias with dropout and residual, and norms are a kernel
-    # each (masked_softmax_fusion, bias_gelu_fusion, bias_dropout_fusion). mpu/random.py:
+    # each (masked_softmax_fusion, bias_gelu_fusion, bias_dropout_fusion); softmax backward reads
+    # the result (fused_kernels/scaled_upper_triang_masked_softmax.h). mpu/random.py:
     # CheckpointFunction calls the whole forward pass again. Korthikanti et al., table 4, measured
     # 7.6 ms for that in a block whose forward pass takes 7.7. --clip-grad is 1.
     # mpu/cross_entropy.py takes the entropy operation by operation, of logits in float32
@@ -185,7 +186,7 @@ _FRAMEWORKS = (
             awaits_messages=True,
             pads_vocabulary=128,
             buffers_gradients=True,
-            how=Computing(drops=True, clips=True, entropy="in-passes"),
+            how=Computing(drops=True, clips=True, keeps_shares=True, entropy="in-passes"),
         ),
     ),
     # benchmark/alpa/benchmark_2d_one_case_gpt_bert.py and _moe.py take the configuration's default,

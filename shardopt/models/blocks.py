@@ -17,6 +17,7 @@ Multiplied = jax.Array | WideSummed
 
 _ATTENDED, _KEPT = "attended", "kept"
 _DROPPED = 0.1
+_STEPS = 2.0**20  # of a unit, which change what is dropped
 _GOLDEN, _PRIMES = 2654435769, (73856093, 19349663, 83492791, 2147483647)
 _FORWARD, _BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 
@@ -55,19 +56,45 @@ def attended(how: Computing, attend: Callable[..., jax.Array], *projected: jax.A
 
 def dropped(how: Computing, x: jax.Array, seed: int) -> jax.Array:
     """`x` without a tenth of its elements, where the model drops any."""
-    return _dropped(x, seed) if how.drops else x
+    return _dropped(seed, x) if how.drops else x
 
 
-def _dropped(x: jax.Array, seed: int) -> jax.Array:
-    """A hash of its place tells whether an element stays (Knuth, The Art of Computer Programming,
-    section 6.4: multiplicative hashing)."""
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _dropped(seed: int, x: jax.Array) -> jax.Array:
+    """What is dropped is one kernel's, which also writes down in a byte an element what stays: the
+    backward pass reads these bytes, and draws nothing again (PyTorch,
+    aten/src/ATen/native/cuda/Dropout.cu, `fused_dropout_kernel`)."""
+    return _dropped_forward(seed, x)[0]
+
+
+def _dropped_forward(seed: int, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array]]:
+    kept = _kept(seed, x)
+    return _only(kept, x), (kept,)
+
+
+def _dropped_backward(seed: int, saved: tuple[jax.Array], grad: jax.Array) -> tuple[jax.Array]:
+    return (_only(jax.lax.optimization_barrier(saved[0]), grad),)
+
+
+_dropped.defvjp(_dropped_forward, _dropped_backward)
+
+
+def _only(kept: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where(kept, x / (1 - _DROPPED), jnp.zeros((), x.dtype)).astype(x.dtype)
+
+
+def _kept(seed: int, x: jax.Array) -> jax.Array:
+    """A hash of its place and value tells whether an element stays (Knuth, The Art of Computer
+    Programming, section 6.4: multiplicative hashing). By its place alone, what one layer drops all
+    others would."""
+    value = jnp.abs(x.astype(jnp.float32)) * _STEPS
     place = sum(
         jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim) * jnp.uint32(_PRIMES[dim % len(_PRIMES)])
         for dim in range(x.ndim)
     ) + jnp.uint32(seed)
+    place += jnp.minimum(value, float(2**31)).astype(jnp.uint32)
     hashed = (place ^ (place >> 15)) * jnp.uint32(_GOLDEN)
-    kept = hashed > jnp.uint32(_DROPPED * 2**32)
-    return jnp.where(kept, x / (1 - _DROPPED), jnp.zeros((), x.dtype)).astype(x.dtype)
+    return hashed > jnp.uint32(_DROPPED * 2**32)
 
 
 def block(how: Computing, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -43,6 +43,7 @@ class Computing:
 
     `looks_up_by_product` makes embeddings as the product of one-hot rows and the table.
     `wide_softmax` takes the softmax of attention in float32, whatever the scores are in.
+    `keeps_shares` has a kernel for it whose backward pass reads the result alone.
     `sums_wide` makes gradients of weights in float32 where they are made, so that microbatches and
     replicas are summed up in float32 too. `sums_narrow` has them summed up in the numbers in which
     they are made, where a planner would cast them first if their update does. `entropy` is how the
@@ -66,6 +67,7 @@ class Computing:
     clips: bool = False
     looks_up_by_product: bool = False
     wide_softmax: bool = False
+    keeps_shares: bool = False
     sums_wide: bool = False
     sums_narrow: bool = False
     entropy: Entropy = "merged"

@@ -85,6 +85,28 @@ rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 @jax.custom_vjp
+def softmax(x: jax.Array) -> jax.Array:
+    """Shares `[..., n]` of numbers of the same shape, which sum up to 1 along the last dimension. The
+    backward pass reads the shares, where differentiation would keep powers beside them."""
+    return jax.nn.softmax(x, axis=-1)
+
+
+def _softmax_forward(x: jax.Array) -> tuple[jax.Array, Residuals]:
+    shares = softmax(x)
+    return shares, (shares,)
+
+
+def _softmax_backward(saved: Residuals, grad: jax.Array) -> Residuals:
+    (shares,) = saved
+    slope = grad * shares
+    along = jnp.sum(slope.astype(jnp.float32), axis=-1, keepdims=True).astype(shares.dtype)
+    return (slope - shares * along,)
+
+
+softmax.defvjp(_softmax_forward, _softmax_backward)
+
+
+@jax.custom_vjp
 def gated_silu(gate: jax.Array, x: jax.Array) -> jax.Array:
     """`x` times SiLU of `gate`, of equal shape."""
     return gate * jax.lax.logistic(gate) * x

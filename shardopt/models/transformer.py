@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from shardopt.models.blocks import attended, dropped, plain_product, product
 from shardopt.models.computing import Computing, Entropy
-from shardopt.models.kernels import cross_entropy, gelu, layer_norm
+from shardopt.models.kernels import cross_entropy, gelu, layer_norm, softmax
 from shardopt.models.passes import cross_entropy_in_passes, wide_cross_entropy
 from shardopt.models.weights import Weight, matrix
 
@@ -114,15 +114,17 @@ def _kept_shares(how: Computing, scores: jax.Array) -> jax.Array:
 def shares_of(how: Computing, scores: jax.Array) -> jax.Array:
     """`causal_shares`, in the type of the scores."""
     wide = scores.astype(jnp.float32) if how.wide_softmax else scores
-    return causal_shares(wide).astype(scores.dtype)
+    return causal_shares(wide, softmax if how.keeps_shares else jax.nn.softmax).astype(scores.dtype)
 
 
-def causal_shares(scores: jax.Array) -> jax.Array:
+def causal_shares(
+    scores: jax.Array, softmax: Callable[[jax.Array], jax.Array] = jax.nn.softmax
+) -> jax.Array:
     """How much each token takes of those up to itself: the softmax of `scores` `[…, token, other
     token]`."""
     row = jax.lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 0)
     column = jax.lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 1)
-    return jax.nn.softmax(jnp.where(row >= column, scores, -1e4), axis=-1)
+    return softmax(jnp.where(row >= column, scores, -1e4))
 
 
 def feed_forward_weights(hidden: int, width: int) -> Tree:

@@ -4,7 +4,7 @@ both."""
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, get_args
 
 import jax
@@ -20,7 +20,7 @@ from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.measured.short_plan import ShortCase, ShortPlan, short_plan
-from shardopt.models.blocks import product
+from shardopt.models.blocks import dropped, product
 from shardopt.models.build import build, bytecode
 from shardopt.models.computing import PLAIN, Computing, Recomputed
 from shardopt.models.specs import GptSpec, LlamaSpec
@@ -58,6 +58,7 @@ def test_recomputation_changes_no_number(name: str, recomputed: Any) -> None:
     [
         ("gpt-tiny", Computing(looks_up_by_product=True)),
         ("gpt-tiny", Computing(entropy="wide")),
+        ("gpt-tiny", Computing(keeps_shares=True)),
         ("gpt-tiny", Computing(entropy="in-passes")),
         ("llama-tiny", Computing(rotates_in_passes=True)),
         ("llama-tiny", Computing(in_passes=True)),
@@ -223,6 +224,24 @@ def test_passes_write_what_they_make() -> None:
     assert device.kernels is not None
     expected = more / (device.kernels.memory * device.memory_bandwidth)
     assert _seconds(passes) - _seconds(merged) == pytest.approx(expected, rel=0.15)
+
+
+def test_dropout_keeps_a_byte_an_element_for_its_backward_pass() -> None:
+    """A tenth is dropped, another one in each layer, and of the gradient what was dropped of the
+    values: the mask is all that is kept."""
+    drop = partial(dropped, Computing(drops=True), seed=1)
+    layers = jax.random.normal(jax.random.key(0), (2, 64, 256), jnp.bfloat16)
+    kept = []
+    for values in layers:
+        left, pull_back = jax.vjp(drop, values)
+        [mask] = jax.tree.leaves(pull_back)
+        assert (mask.dtype, mask.shape) == (jnp.bool_, values.shape)
+        assert jnp.mean(mask) == pytest.approx(0.9, abs=0.01)
+        np.testing.assert_array_equal(left, jnp.where(mask, values / 0.9, 0))
+        [into] = pull_back(jnp.ones_like(values))
+        np.testing.assert_array_equal(into != 0, mask)
+        kept.append(mask)
+    assert jnp.mean(kept[0] == kept[1]) == pytest.approx(0.9**2 + 0.1**2, abs=0.01)
 
 
 @pytest.mark.slow

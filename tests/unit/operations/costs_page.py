@@ -211,6 +211,8 @@ four times the bytes that the compiled program moves. So bytes are counted by ke
   exponentials are computed once, but where kernels are `merged`: XLA's GPU backend computes them again in each kernel, and
   keeps what they are made of. It keeps the longest (`tanh`, `power`, sines).
 * A reduction over dimensions of one element is another name for its operand.
+* What passes a barrier is written, once. Who reads it behind the barrier is another kernel than the one that makes it; who reads
+  it elsewhere may be the same.
 * A value that is resharded between operations that would be fused is written and read for that.
 * A sharding constraint is no operation of a kernel: what it hands on is its operand, in the same memory. Only where
   the two have different shardings it costs something, namely the collective and the memory of the result.

@@ -46,11 +46,12 @@ _LONGEST_ROW = 16384
 
 @dataclass
 class _Kernel:
-    """Operations that end kernels which became one, and what these read that none of them
-    writes."""
+    """Operations that end kernels which became one, what these read that none of them writes, and
+    of it what they await at a barrier."""
 
     members: set[int]
     inputs: set[int] = field(default_factory=set)
+    awaited: set[int] = field(default_factory=set)
 
 
 def find_kernels(graph: OpGraph, cheap_to_clone: Set[int], fusing: Fusing) -> Fusion:
@@ -189,11 +190,15 @@ def merged_kernels(
         if tensor not in fusion.fused:
             for reader in readers:
                 reads[reader].add(tensor)
-    for index, tensors in fusion.awaited(graph).items():
-        reads[index].update(tensors)
+    awaited = {index: set(tensors) for index, tensors in fusion.awaited(graph).items()}
+    for index, tensors in awaited.items():
+        reads[index] |= tensors
     # Kernels of attention write when they end, whatever they made before.
     made_at = [fusion.kernel[op] if fusion.kernel and op >= 0 else op for op in producers]
-    kernels = {index: _Kernel({index}, reads[index]) for index in range(len(graph.ops))}
+    kernels = {
+        index: _Kernel({index}, reads[index], awaited.get(index, set()))
+        for index in range(len(graph.ops))
+    }
     number = list(fusion.kernel or range(len(graph.ops)))
     of_attention = {op for place in fusion.attention for op in place.home}
     sizes = [_elements(graph, op, orders) for op in graph.ops]
@@ -208,7 +213,7 @@ def merged_kernels(
             if (
                 maker >= 0
                 and maker not in of_attention
-                and tensor not in graph.fenced
+                and tensor not in kernels[index].awaited
                 and sizes[maker] == size
                 and _runs_like(graph.ops[maker], op)
                 and number[maker] not in ended
@@ -239,9 +244,16 @@ def _union(kernels: list[_Kernel], made_at: Sequence[int]) -> _Kernel | None:
     """None where a part of the whole would have to wait for another. `made_at` are the operations
     behind which tensors are in memory."""
     members = set().union(*(each.members for each in kernels))
+    awaited = set().union(*(each.awaited for each in kernels))
+    if any(made_at[tensor] in members for tensor in awaited):
+        return None
     inputs = {t for each in kernels for t in each.inputs if made_at[t] not in members}
     first = min(members)
-    return _Kernel(members, inputs) if all(made_at[tensor] < first for tensor in inputs) else None
+    return (
+        _Kernel(members, inputs, awaited)
+        if all(made_at[tensor] < first for tensor in inputs)
+        else None
+    )
 
 
 def _elements(graph: OpGraph, op: Op, orders: Sequence[Order | None]) -> int:

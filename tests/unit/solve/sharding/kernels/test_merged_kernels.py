@@ -183,18 +183,36 @@ def test_what_something_else_has_to_run_between_stays_apart() -> None:
     assert merged_kernels(graph, fuse(graph, frozenset()), (None,) * 4) == (0, 1, 2)
 
 
+def test_a_kernel_writes_what_others_wait_for_behind_a_barrier() -> None:
+    """0 value, 1 gradient; 2 what of the value is dropped, 3 what is left of it; behind a barrier 4
+    what is left of the gradient. So one kernel makes and applies the mask of dropout, and another
+    reads it; neither makes it again."""
+    made, applied, backward = (
+        elementwise("sign", (ROWS, ROW), (0,), 2),
+        elementwise("multiply", (ROWS, ROW), (0, 2), 3),
+        replace(elementwise("multiply", (ROWS, ROW), (1, 2), 4), waits=(2,)),
+    )
+    graph = OpGraph((WHOLE,) * 5, (made, applied, backward), (0, 1), (3, 4))
+    fusion = find_kernels(graph, frozenset(), Fusing(merged=True))
+    assert fusion.kernel == (1, 1, 2) and not fusion.fused
+    assert accesses(graph, Fusing(merged=True)) == ((1, 1), (0, 0, 1), (1, 1, 1))
+
+
 NAMES = ("exponential", "add", "sort", "abs", "multiply", "cosine")
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> OpGraph:
-    """Operation k makes tensor k + 1; the last leaves the graph."""
-    row = st.tuples(st.sampled_from(NAMES), st.integers(0, 20), st.integers(0, 20))
+    """Operation k makes tensor k + 1; the last leaves the graph. Some read behind a barrier."""
+    row = st.tuples(
+        st.sampled_from(NAMES), st.integers(0, 20), st.integers(0, 20), st.integers(0, 4)
+    )
     ops = []
-    for k, (name, first, second) in enumerate(draw(st.lists(row, min_size=1, max_size=14))):
+    for k, (name, first, second, barrier) in enumerate(draw(st.lists(row, min_size=1, max_size=14))):
         two = name in ("add", "multiply")
         operands = (first % (k + 1), second % (k + 1)) if two else (first % (k + 1),)
-        ops.append(Op(name, operands, (k + 1,), None))
+        waits = operands[:1] if barrier == 0 else ()
+        ops.append(Op(name, operands, (k + 1,), None, waits=waits))
     return OpGraph((VECTOR,) * (len(ops) + 1), tuple(ops), (0,), (len(ops),))
 
 
@@ -209,6 +227,8 @@ def test_no_kernel_waits_for_itself(graph: OpGraph) -> None:
                 if number[reader] != number[tensor - 1]:
                     waits.setdefault(number[reader], set()).add(number[tensor - 1])
     TopologicalSorter(waits).prepare()  # raises CycleError
+    for op, each in enumerate(graph.ops):
+        assert all(number[tensor - 1] != number[op] for tensor in each.waits if tensor)
 
 
 def test_what_a_kernel_keeps_on_the_chip_is_in_no_memory() -> None:
