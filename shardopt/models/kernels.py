@@ -86,8 +86,8 @@ rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 @jax.custom_vjp
 def softmax(x: jax.Array) -> jax.Array:
-    """Shares `[..., n]` of numbers of the same shape, which sum up to 1 along the last dimension. The
-    backward pass reads the shares, where differentiation would keep powers beside them."""
+    """Shares `[..., n]` of numbers of the same shape, which sum up to 1 along the last dimension.
+    The backward pass reads the shares, where differentiation would keep powers beside them."""
     return jax.nn.softmax(x, axis=-1)
 
 
