@@ -47,10 +47,12 @@ class UndecidedBatch(DiagnosedError):
 
 @dataclass(frozen=True)
 class BatchArgument:
-    """Argument number `index` of `@main`, split along `dim`."""
+    """Argument number `index` of `@main`, split along `dim`; where the step takes that in several
+    equal `parts`, one after the other, along each of them."""
 
     index: int
     dim: int = 0
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -164,12 +166,14 @@ def _check_item(
 
 def check_extent(main: ir.Operation, batch: BatchArgument, count: int) -> None:
     """Raises IndivisibleBatch unless the batch dimension can be cut into `count` blocks."""
-    extent = shape_of(main.regions[0].blocks[0].arguments[batch.index])[batch.dim]
+    extent = shape_of(main.regions[0].blocks[0].arguments[batch.index])[batch.dim] // batch.parts
     if extent % count:
         divisors = ", ".join(str(n) for n in range(1, extent + 1) if extent % n == 0)
+        parts = f"in each of the {batch.parts} parts that the step takes " * (batch.parts > 1)
         message = (
             f"expected a batch that divides into num-microbatches={count}, found extent {extent} "
-            f"of dimension {batch.dim} of {called(main, batch.index)}; its divisors are {divisors}"
+            f"{parts}of dimension {batch.dim} of {called(main, batch.index)}; its divisors are "
+            f"{divisors}"
         )
         raise IndivisibleBatch(diagnostic("error", main, message))
 

@@ -139,13 +139,41 @@ def normalized() -> Model:
     return export_step(step, ((params, running),), (rows,))
 
 
+@cache
+def parts() -> Model:
+    """The rows of the last layer in two parts, one after the other, with an output for each row:
+    a microbatch has rows of both."""
+
+    def step(params: Any, batch: Any) -> Any:
+        def loss(params: Any) -> Any:
+            hidden = layers(params[:-1], batch["x"])
+
+            def part(total: jax.Array, rows: Any) -> Any:
+                losses = jnp.mean((layers(params[-1:], rows[0]) - rows[1]) ** 2, axis=-1)
+                return total + losses.sum(), losses
+
+            rows = tuple(each.reshape(2, -1, WIDTH) for each in (hidden, batch["y"]))
+            total, losses = jax.lax.scan(jax.checkpoint(part), jnp.float32(0), rows)
+            return total / ROWS, losses.reshape(-1)
+
+        (value, losses), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value, losses
+
+    params = [
+        (normal(k, WIDTH, WIDTH).astype(np.float32), np.zeros(WIDTH, np.float32)) for k in range(3)
+    ]
+    batch = {name: normal(k, ROWS, WIDTH).astype(np.float32) for k, name in ((4, "x"), (5, "y"))}
+    return export_step(step, (params,), (batch,))
+
+
 CASES = {
     "double": (double, 1e-10, {"batch_args": "batch"}),
     "random-bits": (random_bits, 1e-5, {"batch_args": "batch"}),
     "evaluation": (evaluation, 1e-5, {"batch_args": "batch", "schedule": "inference"}),
+    "parts": (parts, 1e-5, {}),
     "normalized": (normalized, 1e-5, {"batch_coupling": "per-microbatch"}),
 }
-FAST = {("double", 4), ("random-bits", 2), ("evaluation", 2)}
+FAST = {("double", 4), ("random-bits", 2), ("evaluation", 2), ("parts", 2)}
 
 
 @pytest.mark.parametrize(

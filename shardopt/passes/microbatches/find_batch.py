@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from jaxlib.mlir import ir
@@ -26,9 +26,10 @@ from shardopt.extract.chosen_plan import main_of
 from shardopt.extract.control_flow import RegionReader
 from shardopt.extract.op_graph import identity_rule, sharding_rules
 from shardopt.extract.step_state import argument_trees, replaced_arguments
-from shardopt.graph.op_graph import Op
+from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.ir.rewriting import terminator
 from shardopt.solve.microbatches.batch_search import BatchSearch, Family, StepInputs, search_batch
+from shardopt.solve.microbatches.row_flow import FedBack, follow_rows
 
 # At most this many arguments are listed in an error.
 _MAX_LISTED = 8
@@ -70,33 +71,62 @@ def choose_batch(module: ir.Module, texts: Sequence[str], count: int) -> FoundBa
     main = main_of(module)
     is_auto = tuple(texts) == ("auto",)
     batch = find_batch(module) if is_auto else FoundBatch(named_batch(main, texts))
+    check_batch(main, batch, count)
+    return batch
+
+
+def check_batch(main: ir.Operation, batch: FoundBatch, count: int) -> None:
+    """Raises IndivisibleBatch unless all of it can be cut into `count` blocks."""
     for each in batch.all:
         check_extent(main, each, count)
-    return batch
 
 
 def find_batch(module: ir.Module) -> FoundBatch:
     """Raises UndecidedBatch, which lists the candidates with what speaks against each."""
-    main, reader = main_of(module), _RowReader()
-    block = main.regions[0].blocks[0]
+    main = main_of(module)
+    graph, arguments, fed_back = _read_rows(module, main)
+    tensors = tuple(graph.tensors[argument] for argument in arguments)
+    trees, replaced = argument_trees(main), replaced_arguments(main)
+    keys = frozenset(k for k, tensor in enumerate(tensors) if is_key(tensor))
+    step = StepInputs(arguments, graph.outputs, replaced, keys, trees, fed_back)
+    search = search_batch(graph, step)
+    if not search.batch:
+        raise UndecidedBatch.because(main, _undecided(main, search), _advice(main, search))
+    batch = [BatchArgument(rows.number, rows.dim, rows.parts) for rows in search.batch]
+    return FoundBatch(
+        tuple(each for each in batch if each.index not in replaced),
+        tuple(each for each in batch if each.index in replaced),
+    )
+
+
+def in_parts(module: ir.Module, batch: FoundBatch) -> FoundBatch | None:
+    """The same arguments with as many parts as the step takes them in; None where it takes them as
+    they are."""
+    graph, arguments, fed_back = _read_rows(module, main_of(module))
+    flow = follow_rows(graph, arguments, fed_back)
+    parts = {(flow.rows[k].number, flow.rows[k].dim): count for k, count in flow.parts.items()}
+
+    def parted(each: BatchArgument) -> BatchArgument:
+        count = parts.get((each.index, each.dim), 1)
+        extent = graph.tensors[arguments[each.index]].shape[each.dim]
+        return each if extent % count else replace(each, parts=count)
+
+    found = FoundBatch(tuple(map(parted, batch.inputs)), tuple(map(parted, batch.state)))
+    return None if found == batch else found
+
+
+def _read_rows(
+    module: ir.Module, main: ir.Operation
+) -> tuple[OpGraph, tuple[int, ...], tuple[FedBack, ...]]:
+    """The graph that rows are followed in, its tensors of the arguments, and what its loops hand
+    on."""
+    reader, block = _RowReader(), main.regions[0].blocks[0]
     arguments = tuple(map(reader.tensor, block.arguments))
     *ops, end = (op.operation for op in block.operations)
     # Rows are followed through factors, which the sharding rules name.
     with sharding_rules(module):
         reader.add_ops(ops)
-    graph = reader.graph(map(reader.tensor, end.operands))
-    tensors = tuple(graph.tensors[argument] for argument in arguments)
-    trees, replaced = argument_trees(main), replaced_arguments(main)
-    keys = frozenset(k for k, tensor in enumerate(tensors) if is_key(tensor))
-    step = StepInputs(arguments, graph.outputs, replaced, keys, trees, tuple(reader.fed_back))
-    search = search_batch(graph, step)
-    if not search.batch:
-        raise UndecidedBatch.because(main, _undecided(main, search), _advice(main, search))
-    batch = [BatchArgument(rows.number, rows.dim) for rows in search.batch]
-    return FoundBatch(
-        tuple(each for each in batch if each.index not in replaced),
-        tuple(each for each in batch if each.index in replaced),
-    )
+    return reader.graph(map(reader.tensor, end.operands)), arguments, tuple(reader.fed_back)
 
 
 class _RowReader(RegionReader):
@@ -190,4 +220,8 @@ def _objection(family: Family) -> str:
 
 
 def _placed(main: ir.Operation, batch: Sequence[BatchArgument]) -> str:
-    return ", ".join(f"dimension {each.dim} of {called(main, each.index)}" for each in batch)
+    return ", ".join(
+        f"dimension {each.dim} of {called(main, each.index)}"
+        + (f" in each of {each.parts} parts" if each.parts > 1 else "")
+        for each in batch
+    )

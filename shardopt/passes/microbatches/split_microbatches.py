@@ -32,7 +32,6 @@ accumulators."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
@@ -46,7 +45,6 @@ from shardopt.extract.accumulation import (
     origins,
 )
 from shardopt.extract.batch_arguments import (
-    BatchArgument,
     UndecidedBatch,
     brought,
     parse_batch_arguments,
@@ -64,7 +62,10 @@ from shardopt.passes.importing.branches import RUN_ONCE
 from shardopt.passes.microbatches.adopt_loop import LoopAdopter
 from shardopt.passes.microbatches.find_batch import (
     PARTS_ADVICE,
+    FoundBatch,
+    check_batch,
     choose_batch,
+    in_parts,
     mark_batch,
     mark_undecided,
 )
@@ -117,13 +118,16 @@ def _read_step(main: ir.Operation) -> tuple[StepReader, tuple[int, ...]]:
     return reader, tuple(reader.tensor(value) for value in terminator.operands)
 
 
-def _batch(
-    main: ir.Operation, reader: StepReader, chosen: Sequence[BatchArgument], count: int
-) -> Batch:
+def _batch(main: ir.Operation, reader: StepReader, chosen: FoundBatch, count: int) -> Batch:
     """Weights are the floating arguments with dimensions: a random key or a scalar may enter
     full-batch arithmetic."""
     arguments = list(main.regions[0].blocks[0].arguments)
-    splits = {b.index: Split(b.dim, 1, shape_of(arguments[b.index])[b.dim]) for b in chosen}
+    splits = {
+        each.index: Split(
+            each.dim, each.parts, shape_of(arguments[each.index])[each.dim] // each.parts
+        )
+        for each in chosen.all
+    }
     weights = frozenset(
         k
         for k, value in enumerate(arguments)
@@ -209,7 +213,7 @@ class SplitMicrobatches(Pass):
         self,
         module: ir.Module,
         main: ir.Operation,
-        chosen: Sequence[BatchArgument],
+        chosen: FoundBatch | None,
         pm: PassContext,
     ) -> tuple[StepReader, TimePlan]:
         while True:
@@ -218,10 +222,15 @@ class SplitMicrobatches(Pass):
             try:
                 return reader, self._plan(main, reader, outputs, chosen, pm)
             except CouplingError as error:
-                if error.sums is None or not _may_be_split(reader, error.sums):
+                if error.sums is not None and _may_be_split(reader, error.sums):
+                    # Neither is split again: one only yields sums, the other reads no rows.
+                    _split_conditional(reader, error.sums)
+                    continue
+                parts = chosen and in_parts(module, chosen)
+                if parts is None:
                     raise _explain(error, main, reader, pm) from None
-                # Neither is split again: one only yields sums, the other reads no rows.
-                _split_conditional(reader, error.sums)
+                chosen = parts
+                check_batch(main, chosen, self.num_microbatches)
 
     def _adopt(self, module: ir.Module, main: ir.Operation, pm: PassContext) -> bool:
         """Take the loop over parts of the batch that the step has itself, if it has one."""
@@ -256,10 +265,10 @@ class SplitMicrobatches(Pass):
 
     def _batch_of(
         self, module: ir.Module, main: ir.Operation, pm: PassContext
-    ) -> tuple[BatchArgument, ...]:
+    ) -> FoundBatch | None:
         """The batch, marked for later passes; none where one microbatch does without."""
         if self.batch_args == ("none",):
-            return ()
+            return None
         try:
             batch = choose_batch(module, self.batch_args, self.num_microbatches)
         except UndecidedBatch as error:
@@ -267,21 +276,21 @@ class SplitMicrobatches(Pass):
                 raise
             mark_undecided(main, error)
             pm.remark("no-batch", main, f"{error.reason}; {_WHOLE_STEP}")
-            return ()
+            return None
         mark_batch(main, batch)
         pm.remark("batch-arguments", main, batch.describe(main), category="analysis")
-        return batch.all
+        return batch
 
     def _plan(
         self,
         main: ir.Operation,
         reader: StepReader,
         outputs: tuple[int, ...],
-        chosen: Sequence[BatchArgument],
+        chosen: FoundBatch | None,
         pm: PassContext,
     ) -> TimePlan:
         graph = reader.graph(outputs)
-        if not chosen:
+        if chosen is None or not chosen.all:
             return plan_single(graph)
         batch = _batch(main, reader, chosen, self.num_microbatches)
         plan = _plan_loop(graph, batch, self.batch_coupling, reader, pm)

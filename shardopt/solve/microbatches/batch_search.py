@@ -59,7 +59,7 @@ class Family:
     * `inputs`, `state`: the rows of arguments that the caller brings, and of state.
     * `extent`: how many rows, in the member that has the fewest.
     * `share`: the work along it, relative to the family with the most work.
-    * `mixed`, `looked_up`, `parted`: as in `RowFlow`, for any member.
+    * `mixed`, `looked_up`, `parted`: as in `RowFlow`, for any member; `parts`: of members.
     * `agreed`: all pieces of state have its rows, or none does; of all results without state.
     * `whole_trees`: most leaves of each tree of inputs have its rows.
     * `whole_state`: all leaves of each tree of state of which any carries its rows, as dimension 0.
@@ -72,6 +72,7 @@ class Family:
     mixed: bool
     looked_up: bool
     parted: bool
+    parts: Mapping[Rows, int]
     agreed: bool
     whole_trees: bool
     whole_state: bool
@@ -104,8 +105,32 @@ class BatchSearch:
 
 
 def search_batch(graph: OpGraph, step: StepInputs) -> BatchSearch:
-    """Raises nothing: a step need not have a batch."""
-    families = _Reader(graph, step).families()
+    """Where the step takes its batch in parts and does the same with each, rows that have one place
+    in all parts may be cut. Raises nothing: a step need not have a batch."""
+    search = _search(graph, step, _Reader(graph, step, {}))
+    parts = {} if search.batch else dict(_parts(graph, step, search.families))
+    if not parts:
+        return search
+    again = _search(graph, step, _Reader(graph, step, parts))
+    chosen = set(again.batch)
+    # Steps of training, one after the other, need what all rows of the part before went into.
+    is_mixed = any(
+        family.mixed for family in again.families if chosen & {*family.inputs, *family.state}
+    )
+    return again if chosen and not is_mixed else search
+
+
+def _parts(
+    graph: OpGraph, step: StepInputs, families: Sequence[Family]
+) -> Iterator[tuple[tuple[int, int], int]]:
+    """Dimensions of arguments (number, dimension), and how many equal parts the step takes."""
+    for rows, count in (pair for family in families for pair in family.parts.items()):
+        if graph.tensors[step.arguments[rows.number]].shape[rows.dim] % count == 0:
+            yield (rows.number, rows.dim), count
+
+
+def _search(graph: OpGraph, step: StepInputs, reader: _Reader) -> BatchSearch:
+    families = reader.families()
     single = _single_rows(graph, step)
     fitting = [] if _is_single(graph, step, single) else _fitting(graph, step, families)
     largest = max((family.share for family in families if family.agreed), default=0.0)
@@ -195,9 +220,11 @@ def _is_single(graph: OpGraph, step: StepInputs, single: Sequence[Rows]) -> bool
 class _Reader:
     """Makes families of what became of all rows."""
 
-    def __init__(self, graph: OpGraph, step: StepInputs) -> None:
+    def __init__(
+        self, graph: OpGraph, step: StepInputs, parts: Mapping[tuple[int, int], int]
+    ) -> None:
         self.graph, self.step = graph, step
-        self.flow = follow_rows(graph, step.arguments, step.fed_back)
+        self.flow = follow_rows(graph, step.arguments, step.fed_back, parts)
         self.leaves = Counter(
             step.trees[k] for k in _brought(step) if graph.tensors[step.arguments[k]].shape
         )
@@ -225,6 +252,7 @@ class _Reader:
             mixed=bool(flow.mixed & family),
             looked_up=bool(flow.looked_up & family),
             parted=bool(flow.parted & family),
+            parts={flow.rows[k]: n for k, n in flow.parts.items() if family >> k & 1},
             agreed=len(self._fates(states or step.results, family)) < 2,
             whole_trees=self._has_whole_trees(inputs),
             whole_state=self._has_whole_state(state),
@@ -233,7 +261,7 @@ class _Reader:
         )
 
     def _extent(self, rows: Rows) -> int:
-        return self.graph.tensors[self.step.arguments[rows.number]].shape[rows.dim]
+        return self.graph.tensors[self.step.arguments[rows.number]].shape[rows.dim] // rows.parts
 
     def _dims(self, tensor: int, family: int) -> list[int]:
         return [split.dim for split, rows in self.flow.kept[tensor].items() if rows & family]

@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import gcd, prod
+from math import gcd, lcm, prod
+from types import MappingProxyType
 
 from shardopt.graph.microbatching import Cut, Split
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph
@@ -33,10 +34,12 @@ FedBack = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, order=True)
 class Rows:
-    """The positions along dimension `dim` of input number `number`."""
+    """The positions along dimension `dim` of input number `number`. Of several equal `parts` of the
+    dimension those with one place in each are a row."""
 
     number: int
     dim: int
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class RowFlow:
     * `summed[t]`: rows that t depends on and does not have any more.
     * `mixed`: rows that some operation mixes before, or while, the model's products read them.
     * `looked_up`: rows of tables, picked by an index that comes from elsewhere.
-    * `parted`: rows that the step cuts into parts itself, and takes one part at a time.
+    * `parts`: rows (by number k) that the step cuts into so many parts itself, and takes one part
+      at a time; `parted`: those of which it does so before its products.
     * `met`: sets of rows that run side by side on one factor.
     * `flops`: the work of products and convolutions (of all operations where there are none) by the
       set of rows that they run or sum over."""
@@ -58,15 +62,22 @@ class RowFlow:
     mixed: int
     looked_up: int
     parted: int
+    parts: dict[int, int]
     met: frozenset[int]
     flops: dict[int, float]
 
 
-def follow_rows(graph: OpGraph, inputs: Sequence[int], fed_back: Sequence[FedBack] = ()) -> RowFlow:
+def follow_rows(
+    graph: OpGraph,
+    inputs: Sequence[int],
+    fed_back: Sequence[FedBack] = (),
+    parts: Mapping[tuple[int, int], int] = MappingProxyType({}),
+) -> RowFlow:
     """Of the tensors `inputs`, by their position there. A dimension of one element has no rows.
-    `fed_back` has an entry for each loop of the graph."""
+    `fed_back` has an entry for each loop of the graph. `parts` says of dimensions (number of the
+    input, dimension) of how many parts rows are made up."""
     rows = tuple(
-        Rows(number, dim)
+        Rows(number, dim, parts.get((number, dim), 1))
         for number, tensor in enumerate(inputs)
         for dim, extent in enumerate(graph.tensors[tensor].shape)
         if extent > 1
@@ -83,6 +94,7 @@ def follow_rows(graph: OpGraph, inputs: Sequence[int], fed_back: Sequence[FedBac
         mixed=walk.mixed,
         looked_up=walk.looked_up,
         parted=walk.parted,
+        parts=walk.parts,
         met=frozenset(walk.met),
         flops=dict(flops),
     )
@@ -128,6 +140,7 @@ class _Walk:
         self.behind_products = [False] * count
         self.from_input = [producer < 0 for producer in graph.producers()]
         self.mixed = self.looked_up = self.parted = 0
+        self.parts: dict[int, int] = {}
         self.extents = [graph.tensors[inputs[each.number]].shape[each.dim] for each in rows]
         self.met: set[int] = set()
         self.work: dict[int, tuple[int, float]] = {}
@@ -136,9 +149,9 @@ class _Walk:
             if start < stop:
                 self.begun[start].append(number)
         self.has_products = has_products(graph)
-        for number, (owner, dim) in enumerate((each.number, each.dim) for each in rows):
-            extent = graph.tensors[inputs[owner]].shape[dim]
-            self.kept[inputs[owner]][Split(dim, 1, extent)] = 1 << number
+        for k, (each, extent) in enumerate(zip(rows, self.extents, strict=True)):
+            split = Split(each.dim, each.parts, extent // each.parts)
+            self.kept[inputs[each.number]][split] = 1 << k
 
     def run(self, span: range, loops: Mapping[int, FedBack]) -> None:
         """Visit the ops of `span`, and the loops inside of it as often as needed."""
@@ -189,9 +202,12 @@ class _Walk:
         if summed or mixed or any(self.kept[t] for t in operands):
             carried = self._carried(op)
             gone = carried.lost | self._picked(op, carried)
-            # Behind products a slice belongs to the model (q, k and v of one product, say).
-            if op.name in _SLICES and not behind_products:
-                self._part(op)
+            if op.name in _SLICES:
+                parts = self._parts(op)
+                self.parts.update(parts)
+                # Behind products a slice belongs to the model (q, k and v of one product, say).
+                if not behind_products:
+                    self.parted |= _union(1 << k for k in parts)
             # Four ways to need other rows: no factor carries a row on, a row stands on two factors
             # (each meets all others), data moves along it, or it meets what all rows went into.
             mixed |= gone | carried.paired | _moved(op, carried) | self._coupled(op, carried)
@@ -250,18 +266,18 @@ class _Walk:
         table, chooser = (self.graph.tensors[t] for t in op.operands[:2])
         return (prod(chooser.shape),) == table.shape[:1] and not self.kept[op.operands[1]]
 
-    def _part(self, op: Op) -> None:
-        """Rows of which `op` takes one of several equal parts: they stand along a dimension of
-        their own, as a scan over them wants it."""
+    def _parts(self, op: Op) -> dict[int, int]:
+        """Rows of which `op` takes one of several equal parts, and how many parts: they stand along
+        a dimension of their own, as a scan over them wants it."""
         tensor, result = op.operands[0], op.results[0]
         before, after = (self.graph.tensors[t].shape for t in (tensor, result))
-        for split, rows in self.kept[tensor].items():
-            if split.outer == 1 and after[split.dim] == 1 < before[split.dim]:
-                self.parted |= sum(
-                    1 << k
-                    for k, extent in enumerate(self.extents)
-                    if rows >> k & 1 and extent > before[split.dim]
-                )
+        return {
+            k: lcm(self.parts.get(k, 1), before[split.dim])
+            for split, rows in self.kept[tensor].items()
+            if split.outer == 1 and after[split.dim] == 1 < before[split.dim]
+            for k, extent in enumerate(self.extents)
+            if rows >> k & 1 and extent > before[split.dim]
+        }
 
     def _coupled(self, op: Op, carried: _Carried) -> int:
         """Rows that meet what all of them have gone into, behind arithmetic of the model: sums of

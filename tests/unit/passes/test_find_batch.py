@@ -45,6 +45,16 @@ def batch_of(
         return {names[each.index]: each.dim for each in batch.all}
 
 
+def parts_of(step: Step, *arguments: Any) -> set[tuple[str, int, int]]:
+    """Name, dimension and parts, of what the caller brings."""
+    with make_context() as context:
+        exported = jax.export.export(jax.jit(step, donate_argnums=0))(*arguments)
+        module = load_module(exported.mlir_module_serialized, context)
+        run_pipeline(module, "builtin.module(shardopt-import)")
+        names = [argument_name(each) for each in main_of(module).regions[0].blocks[0].arguments]
+        return {(names[each.index], each.dim, each.parts) for each in find_batch(module).inputs}
+
+
 def mlp(p: Any, x: jax.Array) -> jax.Array:
     for w, b in p:
         x = jax.nn.relu(x @ w + b)
@@ -332,6 +342,40 @@ def accumulated(p: Any, x: jax.Array, y: jax.Array) -> Any:
     parts = (x.reshape(3, 4, 4), y.reshape(3, 4, 3))
     grads, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, p), parts)
     return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads)
+
+
+def chunked(p: Any, tokens: jax.Array) -> Any:
+    """Logits of a few flattened rows at a time."""
+
+    def loss(p: Any) -> jax.Array:
+        hidden = jnp.tanh(p["table"][tokens[:, :-1]] @ p["w"]).reshape(4, -1, 8)
+
+        def chunk(total: jax.Array, rows: Any) -> Any:
+            logits = jax.nn.log_softmax(rows[0] @ p["table"].T)
+            return total - jnp.take_along_axis(logits, rows[1][:, None], 1).sum(), None
+
+        labels = tokens[:, 1:].reshape(4, -1)
+        return lax.scan(jax.checkpoint(chunk), jnp.zeros(()), (hidden, labels))[0]
+
+    value, grads = jax.value_and_grad(loss)(p)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
+
+
+def several_steps(p: Any, x: jax.Array, y: jax.Array) -> Any:
+    rows = (x.reshape(2, 5, 4), y.reshape(2, 5, 3))
+    return lax.scan(lambda p, rows: (train(p, *rows)[0], None), p, rows)[0]
+
+
+def test_the_batch_that_a_step_takes_in_parts() -> None:
+    """One that accumulates gradients over parts as well, whose sizes tell it from the layers."""
+    params = {"table": shape(11, 8), "w": shape(8, 8)}
+    assert parts_of(chunked, params, numbers(12, 7)) == {("tokens", 0, 4)}
+    # 10 rows are no 4 parts of rows.
+    with pytest.raises(UndecidedBatch):
+        parts_of(chunked, params, numbers(10, 7))
+    # What follows needs what all rows of a part went into.
+    with pytest.raises(UndecidedBatch, match="which the step takes in parts"):
+        parts_of(several_steps, MLP, shape(10, 4), shape(10, 3))
 
 
 @pytest.mark.parametrize(
