@@ -50,7 +50,7 @@ def options(
     case: Case, method: str, microbatches: int | None = None, layers: int | None = None
 ) -> PlanOptions:
     """Options of `shardopt plan` for a case. Batch normalisation takes the statistics of a
-    microbatch, as in Alpa."""
+    microbatch, and gradients are added up in the type that they are made in, as in Alpa."""
     alone = SHARDED_ALONE.get(case.name) if method == "intra-only" else None
     return PlanOptions(
         cluster=case.cluster,
@@ -60,6 +60,7 @@ def options(
         layers=layers or _layers(case, method),
         recompute="none" if _reruns(case) else "auto",
         batch_coupling="per-microbatch" if case.family == "wresnet" else "error",
+        microbatch_sums="own",
         **METHODS[method],  # type: ignore[arg-type]
     )
 

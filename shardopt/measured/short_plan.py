@@ -122,6 +122,7 @@ def plan_document(case: ShortCase) -> dict[str, Any]:
     options = {
         "microbatches": case.microbatches,
         "batch_coupling": "per-microbatch",  # batch normalization takes what a microbatch has
+        "microbatch_sums": "own",  # what libraries keep wide, their steps convert
         "schedule": "1f1b",
         "memory_fraction": case.memory_fraction,
     }

@@ -16,6 +16,7 @@ from shardopt.options.names import (
     InterOp,
     IntraOp,
     MeshIntraOp,
+    MicrobatchSums,
     OffloadChoice,
     OverlapChoice,
     ReshardingStrategy,
@@ -32,6 +33,10 @@ class PlanKeywords(TypedDict, total=False):
     batch_coupling: BatchCoupling
     """What to do when the model mixes rows of the batch, as batch normalization does. Default:
     'error'."""
+
+    microbatch_sums: MicrobatchSums
+    """Type of sums over microbatches whose terms have 16 or 8 bits: f32, or their own, which
+    takes half of the memory, and loses digits with every microbatch. Default: 'f32'."""
 
     microbatches: int | None
     """Number of equal parts of the batch; None: the number with the shortest predicted step.
@@ -201,6 +206,10 @@ class StepKeywords(TypedDict, total=False):
     batch_coupling: BatchCoupling
     """What to do when the model mixes rows of the batch, as batch normalization does. Default:
     'error'."""
+
+    microbatch_sums: MicrobatchSums
+    """Type of sums over microbatches whose terms have 16 or 8 bits: f32, or their own, which
+    takes half of the memory, and loses digits with every microbatch. Default: 'f32'."""
 
     microbatches: int | None
     """Number of equal parts of the batch; None: the number with the shortest predicted step.

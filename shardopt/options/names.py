@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 BatchCoupling = Literal["error", "per-microbatch"]
+# What sums over microbatches are kept in where their terms have 16 or 8 bits.
+MicrobatchSums = Literal["f32", "own"]
 Annotations = Literal["keep", "require", "drop"]
 Unreduced = Literal["auto", "on", "off"]
 # How a module without stages says its shardings: GSPMD's and Shardy's words, or carried out.

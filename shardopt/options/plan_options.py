@@ -11,6 +11,7 @@ from shardopt.options.names import (
     BatchCoupling,
     InterOp,
     IntraOp,
+    MicrobatchSums,
     OffloadChoice,
     OverlapChoice,
     ReshardingStrategy,
@@ -47,6 +48,12 @@ class PlanOptions:
     batch_coupling: BatchCoupling = row(
         "error",
         help="what to do when the model mixes rows of the batch, as batch normalization does",
+        phases=("microbatch",),
+    )
+    microbatch_sums: MicrobatchSums = row(
+        "f32",
+        help="type of sums over microbatches whose terms have 16 or 8 bits: f32, or their own, "
+        "which takes half of the memory, and loses digits with every microbatch",
         phases=("microbatch",),
     )
     microbatches: int | None = row(

@@ -34,6 +34,7 @@ from shardopt.passes.microbatches.batching import (
     combine,
     neutral,
     split_blocks,
+    sum_type,
 )
 from shardopt.passes.microbatches.loop_frame import write_for, write_function
 
@@ -116,10 +117,15 @@ class StepReader(GraphReader):
 
 class LoopWriter:
     """Rewrites `@main` (whose terminator must be intact) in place; every handle of `reader` is used
-    up."""
+    up. With `sums_wide` sums of narrow numbers are kept in f32."""
 
     def __init__(
-        self, module: ir.Module, main: ir.Operation, reader: StepReader, plan: TimePlan
+        self,
+        module: ir.Module,
+        main: ir.Operation,
+        reader: StepReader,
+        plan: TimePlan,
+        sums_wide: bool,
     ) -> None:
         self.module = module
         self.block = main.regions[0].blocks[0]
@@ -127,6 +133,7 @@ class LoopWriter:
         self.plan = plan
         self.values = reader.values()
         self.loc = main.location
+        self.sums_wide = sums_wide and plan.num_microbatches > 1
 
     def write(self) -> None:
         old_ops = [op.operation for op in self.block.operations]
@@ -179,6 +186,8 @@ class LoopWriter:
         # Blocks of rows stand along a dimension of their own, so that each is stored in one piece.
         if accumulator.view.split is not None and not accumulator.reducer:
             type_ = blocks_type(type_, accumulator.view.split, self.plan.num_microbatches)
+        if self.sums_wide and accumulator.reducer == "add":
+            type_ = sum_type(type_)
         return neutral(type_, accumulator.reducer)
 
     def _read_results(self, loop: ir.Operation) -> None:
@@ -186,7 +195,9 @@ class LoopWriter:
         for accumulator, result in zip(self.plan.accumulators, loop.results, strict=True):
             old = self.values[accumulator.view.tensor]
             value: ir.Value = result
-            if result.type != old.type:
+            if accumulator.reducer and result.type != old.type:
+                value = stablehlo.ConvertOp(old.type, result).result
+            elif result.type != old.type:
                 value = stablehlo.ReshapeOp(old.type, result).result
             old.replace_all_uses_with(value)
 
@@ -301,6 +312,8 @@ def _step(
         same = value.type == accumulated.type
         return value if same else stablehlo.ReshapeOp(accumulated.type, value).result
     if accumulator.reducer:
+        if value.type != accumulated.type:
+            value = stablehlo.ConvertOp(accumulated.type, value).result
         return combine(accumulator.reducer, accumulated, value)
     split = accumulator.view.split
     return value if split is None else microbatch.store(accumulated, value, split)

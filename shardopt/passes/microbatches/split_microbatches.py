@@ -20,7 +20,8 @@ Loops, branches and manual regions that carry the batch have the rows of a micro
 3. Place the ops on demand (`shardopt.solve.microbatches.time_plan`).
 4. Write the loop (`shardopt.passes.microbatches.microbatch_loop`).
 
-A single microbatch adds to nothing: what it makes replaces what the loop begins with.
+A single microbatch adds to nothing: what it makes replaces what the loop begins with. Of several,
+sums of numbers of 16 or 8 bits are kept in f32, and rounded once, behind the loop.
 
 A loop in which the step accumulates gradients over parts of its batch by itself is the microbatch
 loop already: it is taken as it is (`shardopt.passes.microbatches.adopt_loop`), for as many
@@ -56,7 +57,7 @@ from shardopt.graph.microbatching import Split, TimePlan
 from shardopt.graph.op_graph import OpGraph
 from shardopt.ir.loops import CONTROL_FLOW
 from shardopt.ir.rewriting import functions, operations, shape_of, symbol_name
-from shardopt.options.names import BatchCoupling
+from shardopt.options.names import BatchCoupling, MicrobatchSums
 from shardopt.passes.base import Pass, PassContext, PassFailure, plan_option
 from shardopt.passes.importing.branches import RUN_ONCE
 from shardopt.passes.microbatches.adopt_loop import LoopAdopter
@@ -179,6 +180,7 @@ class SplitMicrobatches(Pass):
     num_microbatches: int = plan_option("microbatches")
     batch_args: tuple[str, ...] = plan_option("batch_args", default=("auto",))
     batch_coupling: BatchCoupling = plan_option("batch_coupling")
+    microbatch_sums: MicrobatchSums = plan_option("microbatch_sums")
 
     def __post_init__(self) -> None:
         if self.num_microbatches < 1:
@@ -207,7 +209,7 @@ class SplitMicrobatches(Pass):
         pm.statistic("epilogue ops", len(plan.epilogue))
         pm.statistic("captured values", len(plan.captures) + len(plan.slices))
         pm.statistic("accumulators", len(plan.accumulators))
-        LoopWriter(module, main, reader, plan).write()
+        LoopWriter(module, main, reader, plan, self.microbatch_sums == "f32").write()
 
     def _read_and_plan(
         self,

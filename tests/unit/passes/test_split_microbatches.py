@@ -62,6 +62,24 @@ def test_a_mask_sum_that_scales_gradients_is_computed_before_the_loop() -> None:
     assert "reduce" in names(program.prologue)
 
 
+def test_sums_of_narrow_numbers_are_rounded_once() -> None:
+    """In f16 4096 + 1 is 4096, however often it is added."""
+    weight, x = jnp.ones((1, 1), jnp.float16), jnp.asarray([[64], *[[1]] * 7], jnp.float16)
+
+    def step(weight: jax.Array, x: jax.Array) -> jax.Array:
+        return x.T @ (x @ weight)
+
+    def total(**options: Any) -> float:
+        module = lower(step, weight, x)
+        split(module, 8, batch_args=("1",), **options)
+        with module.context:
+            expand_loop(module)
+            return float(evaluate(module, [np.asarray(weight), np.asarray(x)])[0][0, 0])
+
+    assert total() == 4104  # 4103, rounded
+    assert total(microbatch_sums="own") == 4096
+
+
 def test_embedding_gradients_accumulate_through_scatter() -> None:
     def loss(table: jax.Array, tokens: jax.Array) -> jax.Array:
         rows = table[tokens]

@@ -208,7 +208,9 @@ def graphs(draw: st.DrawFn) -> OpGraph:
         st.sampled_from(NAMES), st.integers(0, 20), st.integers(0, 20), st.integers(0, 4)
     )
     ops = []
-    for k, (name, first, second, barrier) in enumerate(draw(st.lists(row, min_size=1, max_size=14))):
+    for k, (name, first, second, barrier) in enumerate(
+        draw(st.lists(row, min_size=1, max_size=14))
+    ):
         two = name in ("add", "multiply")
         operands = (first % (k + 1), second % (k + 1)) if two else (first % (k + 1),)
         waits = operands[:1] if barrier == 0 else ()
