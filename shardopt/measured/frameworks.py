@@ -132,7 +132,7 @@ _COMPILED = re.compile(r"\bcompiled?\b|\basync ?tp\b", re.IGNORECASE)
 BY_ALPA = Computing(
     looks_up_by_product=True, carries_copies=True, normalizes_sums=True, sums_narrow=True
 )
-# `_FRAMEWORKS` says where this is from.
+# `_FRAMEWORKS` says where these are from.
 _BY_NEMO = Framework(
     "cudnn",
     overlaps=True,
@@ -141,6 +141,9 @@ _BY_NEMO = Framework(
     splits_sequence=True,
     attends_by="ring",
     pads_vocabulary=128,
+)
+_BY_MAXTEXT = Framework(
+    "tpu", overlaps=True, between=("all-but-products",), loops=True, compiler="xla"
 )
 # The first pattern found in the source decides; with, in order, where what is said is from.
 _FRAMEWORKS = (
@@ -228,10 +231,13 @@ _FRAMEWORKS = (
     # On GPUs, configs/a3/*/*.sh: attention=cudnn_flash_te, and XLA_FLAGS turn on the latency-hiding
     # scheduler and pipelined all-gathers, reduce-scatters and all-reduces; configs/base.yml,
     # remat_policy: what lies between `minimal_flash`, which keeps products and the results of
-    # attention, and `full`; and scan_layers.
+    # attention, and `full`; and scan_layers. Scripts for TPUs and models/gpu/*.yml, use_iota_embed:
+    # a product of one-hot rows and the table (layers/embeddings.py); off in configs/base.yml, with
+    # which pull requests measure.
+    (r"maxtext pr\b", _BY_MAXTEXT),
     (
         r"maxtext|tpu-recipes",
-        Framework("tpu", overlaps=True, between=("all-but-products",), loops=True, compiler="xla"),
+        replace(_BY_MAXTEXT, how=Computing(looks_up_by_product=True)),
     ),
     # rosetta/projects/pax: XLA's latency-hiding scheduler and asynchronous collectives. paxml,
     # tasks/lm/params/c4.py: EMBEDDING_LOOKUP_STYLE is matmul; contrib/gpu/scripts_gpu/configs.py:
