@@ -24,9 +24,13 @@ from shardopt.ir.splats import Splat, resized, splat_constant
 # Attributes that give, dimension by dimension of operand 0, an extent: the full one where the
 # dimension is split.
 _EXTENTS = {
-    "stablehlo.slice": "limit_indices",
     "stablehlo.dynamic_slice": "slice_sizes",
     "stablehlo.gather": "slice_sizes",
+}
+# Those that give, dimension by dimension, places between segments of rows: they shrink with these.
+_PLACES = {
+    "stablehlo.slice": ("start_indices", "limit_indices"),
+    "stablehlo.pad": ("edge_padding_low", "edge_padding_high"),
 }
 
 
@@ -114,6 +118,8 @@ def clone_resized(
         result.set_type(type_)
     if op.name in _EXTENTS:
         _shrink_extents(new, shape_of(op.operands[0]))
+    for name in _PLACES.get(op.name, ()):
+        _shrink_places(new, name, shape_of(op.operands[0]))
     fit_call(new)
     return new
 
@@ -200,6 +206,20 @@ def _shrink_extents(op: ir.Operation, before: tuple[int, ...]) -> None:
         [
             new if extent == old else extent
             for extent, old, new in zip(extents, before, after, strict=True)
+        ]
+    )
+
+
+def _shrink_places(op: ir.Operation, name: str, before: tuple[int, ...]) -> None:
+    op.attributes[name] = ir.DenseI64ArrayAttr.get(
+        [
+            place * new // old if new != old else place
+            for place, old, new in zip(
+                ir.DenseI64ArrayAttr(op.attributes[name]),
+                before,
+                shape_of(op.operands[0]),
+                strict=True,
+            )
         ]
     )
 

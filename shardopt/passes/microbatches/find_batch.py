@@ -25,6 +25,7 @@ from shardopt.extract.batch_arguments import (
 from shardopt.extract.chosen_plan import main_of
 from shardopt.extract.control_flow import RegionReader
 from shardopt.extract.op_graph import identity_rule, sharding_rules
+from shardopt.extract.segments import with_segments
 from shardopt.extract.step_state import argument_trees, replaced_arguments
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.ir.rewriting import terminator
@@ -134,7 +135,11 @@ class _RowReader(RegionReader):
 
     def add_op(self, op: ir.Operation, group: int, repeat: int) -> None:
         if op.name != MANUAL:
+            before = len(self.ops)
             super().add_op(op, group, repeat)
+            # A loop is the operations in it, and a barrier none.
+            if self.handles[before:] == [op]:
+                self.ops[-1] = with_segments(self.ops[-1], op)
             return
         block = op.regions[0].blocks[0]
         for operand, argument in zip(op.operands, block.arguments, strict=True):

@@ -16,6 +16,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 from shardopt.dialect.manual import MANUAL
 from shardopt.extract.manual_regions import device_numbers
 from shardopt.extract.op_graph import GraphReader, free_values, identity_rule
+from shardopt.extract.segments import with_segments
 from shardopt.graph.microbatching import (
     Accumulator,
     BodyOp,
@@ -51,6 +52,7 @@ class StepReader(GraphReader):
         for op in ops:
             if op.name != BARRIER:
                 super().add_ops([op], group=group, repeat=repeat)
+                self.ops[-1] = with_segments(self.ops[-1], op)
                 if op.name in (*CONTROL_FLOW, MANUAL):
                     self._add_regions(op)
                 continue

@@ -27,6 +27,7 @@ from shardopt.solve.microbatches.batch_factors import locate, moves_along, split
 from shardopt.solve.microbatches.time_axis import HEAVY
 
 _SLICES = frozenset({"slice", "dynamic_slice"})
+_IN_PARTS = _SLICES | {"concatenate", "pad"}
 
 # Of a loop: (tensor that enters it, tensor that takes its place in the next iteration).
 FedBack = Sequence[tuple[int, int]]
@@ -202,11 +203,12 @@ class _Walk:
         if summed or mixed or any(self.kept[t] for t in operands):
             carried = self._carried(op)
             gone = carried.lost | self._picked(op, carried)
-            if op.name in _SLICES:
+            if op.name in _IN_PARTS:
                 parts = self._parts(op)
                 self.parts.update(parts)
                 # Behind products a slice belongs to the model (q, k and v of one product, say).
-                if not behind_products:
+                dims = [split.dim for split in self.kept[operands[0]] if op.name in _SLICES]
+                if not behind_products and any(self._takes_one(op, dim) for dim in dims):
                     self.parted |= _union(1 << k for k in parts)
             # Four ways to need other rows: no factor carries a row on, a row stands on two factors
             # (each meets all others), data moves along it, or it meets what all rows went into.
@@ -267,17 +269,30 @@ class _Walk:
         return (prod(chooser.shape),) == table.shape[:1] and not self.kept[op.operands[1]]
 
     def _parts(self, op: Op) -> dict[int, int]:
-        """Rows of which `op` takes one of several equal parts, and how many parts: they stand along
-        a dimension of their own, as a scan over them wants it."""
-        tensor, result = op.operands[0], op.results[0]
-        before, after = (self.graph.tensors[t].shape for t in (tensor, result))
-        return {
-            k: lcm(self.parts.get(k, 1), before[split.dim])
-            for split, rows in self.kept[tensor].items()
-            if split.outer == 1 and after[split.dim] == 1 < before[split.dim]
-            for k, extent in enumerate(self.extents)
-            if rows >> k & 1 and extent > before[split.dim]
-        }
+        """Rows of which `op` takes, or places, one of several equal parts, and how many parts."""
+        parts = {}
+        for position, tensor in enumerate(op.operands):
+            for split, rows in self.kept[tensor].items():
+                count = self._count_parts(op, position, split)
+                for k, extent in enumerate(self.extents if split.outer == 1 < count else ()):
+                    if rows >> k & 1 and extent > count:
+                        parts[k] = lcm(self.parts.get(k, 1), count)
+        return parts
+
+    def _count_parts(self, op: Op, position: int, split: Split) -> int:
+        """They stand along a dimension of their own, as a scan over them wants it, or are segments
+        of one (`shardopt.extract.segments`)."""
+        if op.name in _SLICES and position == 0 and self._takes_one(op, split.dim):
+            return self.graph.tensors[op.operands[0]].shape[split.dim]
+        if op.rule is None or position >= len(op.rule.operands):
+            return 1
+        factors = op.rule.operands[position][split.dim]
+        is_segment = len(factors) == 2 and factors[0] in op.rule.need_replication
+        return op.rule.sizes[factors[0]] if is_segment else 1
+
+    def _takes_one(self, op: Op, dim: int) -> bool:
+        before, after = (self.graph.tensors[t].shape for t in (op.operands[0], op.results[0]))
+        return after[dim] == 1 < before[dim]
 
     def _coupled(self, op: Op, carried: _Carried) -> int:
         """Rows that meet what all of them have gone into, behind arithmetic of the model: sums of

@@ -240,8 +240,8 @@ class _Walk:
         tensor = op.operands[op.regions[error.regions[0][1]].operand(error.needs)]
         error.needs = None
         if self.states[tensor].kind in (AxisKind.PARTIAL, AxisKind.WHOLE):
-            error.origin, error.origin_depth = self.origin(tensor), 0
-            error.needs = tensor if error.origin is None else None
+            (error.origin, source), error.origin_depth = self.origin(tensor), 0
+            error.needs = source if error.origin is None else None
 
     def _resliced(self, result: int, op: Op, operands: list[State]) -> Split | None:
         """Where rows that a light op has mixed (shuffled, sorted, summed up to each) are rows of a
@@ -262,12 +262,12 @@ class _Walk:
         for tensor, state in zip(tensors, operands, strict=True):
             if state.kind in (AxisKind.PARTIAL, AxisKind.WHOLE) and not state.light:
                 if not self.batch.per_microbatch:
-                    origin = self.origin(tensor)
+                    origin, source = self.origin(tensor)
                     raise CouplingError(
                         "needs a value reduced over the whole batch",
                         index,
                         origin,
-                        tensor if origin is None else None,
+                        source if origin is None else None,
                     )
                 self._estimate(tensor)
 
@@ -350,19 +350,20 @@ class _Walk:
                     index,
                 )
 
-    def origin(self, tensor: int) -> int | None:
-        """The op that accumulates over (or couples) the batch, from which `tensor` is computed."""
+    def origin(self, tensor: int) -> tuple[int | None, int]:
+        """The op that accumulates over (or couples) the batch, from which `tensor` is computed, and
+        what it makes of that. In a region it may be none, and the tensor comes from outside."""
         while (index := self.producers[tensor]) >= 0:
             made_here = self.cuts[index] is not None or index in self.regions
             if made_here or index in self.couplings:
-                return index
+                return index, tensor
             kinds = ((t, self.states[t].kind) for t in self.graph.ops[index].operands)
-            tensor = next(
-                (t for t, kind in kinds if kind in (AxisKind.PARTIAL, AxisKind.WHOLE)), -1
-            )
-            if tensor < 0:
-                return index
-        return None
+            accumulated = (AxisKind.PARTIAL, AxisKind.WHOLE)
+            source = next((t for t, kind in kinds if kind in accumulated), None)
+            if source is None:
+                return index, tensor
+            tensor = source
+        return None, tensor
 
     def refuse_couplings(self) -> None:
         """A coupling is post-processing only if neither it nor what needs it is heavy; raises the

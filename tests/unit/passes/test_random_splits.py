@@ -67,6 +67,11 @@ OPS: dict[str, Callable[..., jax.Array]] = {
     )[1],
     "branch": lambda a, b, w: lax.cond(w[0, 0] > w[1, 1], jnp.sin, lambda a: a * b, a),
     "branch by rows": lambda a, b, w: lax.cond(a[0, 0] > 0, jnp.sin, jnp.cos, b),
+    "one behind the other": lambda a, b, w: jnp.split(
+        jnp.tanh(jnp.concatenate([a, b, b]) @ w), [len(a), 2 * len(a)]
+    )[1],
+    "halves exchanged": lambda a, b, w: jnp.concatenate([a[2:], b[:2]]),
+    "half filled": lambda a, b, w: jnp.pad(a[:2], ((2, 0), (0, 0))) + b,
     "normed": lambda a, b, w: a / (1 + jnp.sqrt(jnp.sum(b**2, axis=-1, keepdims=True))),
 }
 

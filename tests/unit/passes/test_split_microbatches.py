@@ -80,6 +80,59 @@ def test_sums_of_narrow_numbers_are_rounded_once() -> None:
     assert total(microbatch_sums="own") == 4096
 
 
+def test_rows_of_two_arguments_side_by_side() -> None:
+    """Pairs of answers that run as one batch, as preference learning has them."""
+
+    def loss(params: Any, chosen: jax.Array, rejected: jax.Array) -> jax.Array:
+        scores = mlp(params, jnp.concatenate([chosen, rejected])).sum(-1)
+        margin = scores[: len(chosen)] - scores[len(chosen) :]
+        return -jax.nn.log_sigmoid(margin).mean()
+
+    program = check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 3))
+    assert names(program.body_ops) >= {"concatenate", "slice", "pad"}
+    assert "concatenate" not in names(program.prologue)
+
+
+def test_more_rows_behind_few() -> None:
+    """Labelled rows, and three times as many without labels: a microbatch has a block of each
+    segment of as many rows."""
+
+    def loss(params: Any, x: jax.Array, y: jax.Array, more: jax.Array) -> jax.Array:
+        out = mlp(params, jnp.concatenate([x, more]))
+        return jnp.mean((out[: len(x)] - y) ** 2) + jnp.mean(jnp.abs(out[len(x) :]))
+
+    program = check(
+        partial(sgd, loss), mlp_params(), *(normal(3, ROWS, 3), normal(4, ROWS, 2)),
+        normal(5, 3 * ROWS, 3),
+    )  # fmt: skip
+    assert "concatenate" in names(program.body_ops)
+
+
+def test_halves_of_the_batch_that_are_treated_differently() -> None:
+    def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        out, half = mlp(params, x), len(x) // 2
+        return jnp.mean((out[:half] - y[:half]) ** 2) + jnp.mean(jnp.abs(out[half:]))
+
+    check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(1, 2))
+
+
+def test_a_branch_needs_what_was_summed_outside_of_it() -> None:
+    """The error finds where, through what the branch makes of the sum."""
+
+    def step(weight: jax.Array, x: jax.Array) -> Any:
+        hidden = x @ weight
+        total = hidden.sum(0)
+        return weight, jax.lax.cond(
+            weight[0, 0] > 0, jnp.sin, lambda h: jnp.tanh((h * total) @ weight), hidden
+        )
+
+    module = lower(step, normal(0, 3, 3), normal(1, ROWS, 3))
+    with pytest.raises(
+        DiagnosedError, match=r"'stablehlo.multiply' needs .* by 'stablehlo.reduce'"
+    ):
+        split(module, 2, batch_args=("1",))
+
+
 def test_embedding_gradients_accumulate_through_scatter() -> None:
     def loss(table: jax.Array, tokens: jax.Array) -> jax.Array:
         rows = table[tokens]
