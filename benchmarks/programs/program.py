@@ -65,6 +65,7 @@ LIBRARIES = (
     Library("JAX", "plain_steps", ()),
     Library("JAX", "plain_loops", ()),
     Library("JAX", "plain_arrays", ()),
+    Library("JAX", "plain_losses", ()),
     Library("Optax", "optax_steps", ("optax",)),
     Library("Optax", "optax_wrappers", ("optax",)),
     Library("Flax linen", "linen_steps", ("flax", "optax")),

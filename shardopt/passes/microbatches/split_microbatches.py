@@ -46,6 +46,7 @@ from shardopt.extract.accumulation import (
     origins,
 )
 from shardopt.extract.batch_arguments import (
+    IndivisibleBatch,
     UndecidedBatch,
     brought,
     parse_batch_arguments,
@@ -228,11 +229,22 @@ class SplitMicrobatches(Pass):
                     # Neither is split again: one only yields sums, the other reads no rows.
                     _split_conditional(reader, error.sums)
                     continue
-                parts = chosen and in_parts(module, chosen)
-                if parts is None:
+                chosen = self._in_parts(module, main, chosen)
+                if chosen is None:
                     raise _explain(error, main, reader, pm) from None
-                chosen = parts
-                check_batch(main, chosen, self.num_microbatches)
+
+    def _in_parts(
+        self, module: ir.Module, main: ir.Operation, chosen: FoundBatch | None
+    ) -> FoundBatch | None:
+        """The batch in the parts that the step takes it in; None where there are no others than
+        tried already, or they cannot be cut."""
+        parts = None if chosen is None else in_parts(module, chosen)
+        if parts is not None:
+            try:
+                check_batch(main, parts, self.num_microbatches)
+            except IndivisibleBatch:
+                return None
+        return parts
 
     def _adopt(self, module: ir.Module, main: ir.Operation, pm: PassContext) -> bool:
         """Take the loop over parts of the batch that the step has itself, if it has one."""
