@@ -210,7 +210,7 @@ _FRAMEWORKS = (
     # max_norm is 1. scaled_dot_product_attention; selective_ac_option is "op", which saves every
     # second product; SequenceParallel for norms, and activations split by Shard(1) between them
     # (parallelize_llama.py). config_manager.py: mixed_precision_reduce is float32.
-    # model.py, apply_rotary_emb: complex numbers, for which Inductor generates no code
+    # model.py, repeat_kv: keys and values of each head are copies; apply_rotary_emb: complex numbers, for which Inductor generates no code
     # (torch/_inductor/lowering.py). components/loss.py: cross_entropy(pred.float()), which is not
     # compiled. context_parallel_rotate_method is allgather. metrics.py: memory is the most that the
     # allocator has reserved.
@@ -224,7 +224,9 @@ _FRAMEWORKS = (
             splits_sequence=True,
             by_fsdp2=True,
             compiler="inductor",
-            how=Computing(sums_wide=True, rotates_in_passes=True, entropy="wide"),
+            how=Computing(
+                sums_wide=True, rotates_in_passes=True, repeats_keys=True, entropy="wide"
+            ),
         ),
     ),
     # configs/v5e/*.sh: attention='flash'. configs/types.py: context_parallel_strategy, all_gather.

@@ -52,6 +52,8 @@ class Computing:
     these. `rotates_in_passes` turns queries and keys as complex numbers of float32, which compilers
     leave to kernels of their own: to float32, the multiplication, and back.
 
+    `repeats_keys` writes keys and values once for each head of queries that shares them.
+
     `in_passes` computes as libraries do that compile nothing: norms by root mean squares and gates
     operation by operation, forwards and backwards, and residuals of their blocks in a kernel of
     their own (`shardopt.models.passes`). For norms around the mean and GELU these have kernels.
@@ -72,6 +74,7 @@ class Computing:
     sums_narrow: bool = False
     entropy: Entropy = "merged"
     rotates_in_passes: bool = False
+    repeats_keys: bool = False
     in_passes: bool = False
     normalizes_sums: bool = False
 

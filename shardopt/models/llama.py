@@ -16,6 +16,7 @@ from shardopt.models.specs import LlamaSpec
 from shardopt.models.transformer import (
     Batch,
     Tree,
+    attend_alone,
     attend_in_groups,
     looked_up,
     mean_entropy,
@@ -84,8 +85,19 @@ def _attention(x: jax.Array, weights: Tree, how: Computing) -> jax.Array:
     key = product(how, "bsh,hgd->bsgd", x, weights["key"], again=True)
     value = product(how, "bsh,hgd->bsgd", x, weights["value"])
     turned = (_turned(how, query), _turned(how, key))
-    mixed = attended(how, partial(attend_in_groups, how), *turned, value)
+    if how.repeats_keys and query.shape[-2] > 1:
+        heads = query.shape[-2]
+        each = (turned[0], _repeated(turned[1], heads), _repeated(value, heads))
+        mixed = attended(how, partial(attend_alone, how), *each)
+    else:
+        mixed = attended(how, partial(attend_in_groups, how), *turned, value)
     return product(how, "bqgmd,gmdh->bqh", mixed, weights["out"], again=True)
+
+
+def _repeated(x: jax.Array, heads: int) -> jax.Array:
+    """Keys or values `[batch, sequence, group, size]` for so many heads of each group, written."""
+    shape = (*x.shape[:-1], heads, x.shape[-1])
+    return alone(jnp.broadcast_to(x[..., None, :], shape))
 
 
 def _turned(how: Computing, x: jax.Array) -> jax.Array:

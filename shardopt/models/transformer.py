@@ -103,6 +103,13 @@ def attend_in_groups(
     return jnp.einsum("bgmqk,bkgd->bqgmd", _kept_shares(how, scores), value)
 
 
+def attend_alone(how: Computing, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """The same where each query has keys and values of its own, all `[batch, sequence, group, head,
+    size]`."""
+    scores = jnp.einsum("bqgmd,bkgmd->bgmqk", query * query.shape[-1] ** -0.5, key)
+    return jnp.einsum("bgmqk,bkgmd->bqgmd", _kept_shares(how, scores), value)
+
+
 def _kept_shares(how: Computing, scores: jax.Array) -> jax.Array:
     shares = shares_of(how, scores)
     if not how.drops:

@@ -61,6 +61,7 @@ def test_recomputation_changes_no_number(name: str, recomputed: Any) -> None:
         ("gpt-tiny", Computing(keeps_shares=True)),
         ("gpt-tiny", Computing(entropy="in-passes")),
         ("llama-tiny", Computing(rotates_in_passes=True)),
+        ("llama-tiny", Computing(repeats_keys=True)),
         ("llama-tiny", Computing(in_passes=True)),
     ],
 )
