@@ -148,7 +148,8 @@ def op_seconds(
         if kind not in _PRODUCTS:
             return least + memory
         arithmetic = _arithmetic_seconds(device.kernels, device, flops, dtype, kind, product)
-        return least + hypot(arithmetic, memory)
+        turned = _turning_seconds(device, dtype, product)
+        return least + turned + hypot(arithmetic, memory)
     if kind in _PRODUCTS:
         curve = _first(device, _PRODUCTS[kind], family)
         return max(
@@ -188,6 +189,20 @@ def held_seconds(device: Device, elements: float, held: HeldRows) -> float:
     if not held.read_again:
         return seconds
     return 2 * seconds + copy_seconds(device, held.read_again * elements, 1, "f32")
+
+
+def _turning_seconds(device: Device, dtype: str, product: Product | None) -> float:
+    """Seconds of copies of operands in 8 bits that lie across what is contracted. Units that take
+    other than 16-bit operands in one order alone are slower in 32 bits; in 8 bits libraries have
+    products in that order alone (cuBLAS, "Using the cublasLt API": on Ada and Hopper the first
+    operand must be transposed and the second must not)."""
+    kernels = device.kernels
+    if product is None or kernels is None or kernels.across == (1.0, 1.0):
+        return 0.0
+    if dtype_family(dtype) != "f8":
+        return 0.0
+    moved = 2.0 * product.across_elements * product.itemsize
+    return copy_seconds(device, moved, product.across, dtype)
 
 
 def _arithmetic_seconds(

@@ -38,7 +38,8 @@ _SUBLANES = 8
 class Product:
     """The share of one device: `batch` products of `rows` x `depth` with `depth` x `columns`.
     `aligned` is whether all rows in memory fill whole words of 16 bytes, `across` how many of the
-    operands have another dimension innermost than what is contracted."""
+    operands have another dimension innermost than what is contracted, `across_elements` how many
+    elements those have."""
 
     batch: int
     rows: int
@@ -47,6 +48,7 @@ class Product:
     itemsize: int
     aligned: bool = True
     across: int = 0
+    across_elements: int = 0
 
     @property
     def flops(self) -> float:

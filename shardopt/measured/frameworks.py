@@ -210,7 +210,8 @@ _FRAMEWORKS = (
     # max_norm is 1. scaled_dot_product_attention; selective_ac_option is "op", which saves every
     # second product; SequenceParallel for norms, and activations split by Shard(1) between them
     # (parallelize_llama.py). config_manager.py: mixed_precision_reduce is float32.
-    # model.py, repeat_kv: keys and values of each head are copies; apply_rotary_emb: complex numbers, for which Inductor generates no code
+    # model.py, repeat_kv: keys and values of each head are copies; apply_rotary_emb: complex
+    # numbers, for which Inductor generates no code
     # (torch/_inductor/lowering.py). components/loss.py: cross_entropy(pred.float()), which is not
     # compiled. context_parallel_rotate_method is allgather. metrics.py: memory is the most that the
     # allocator has reserved.

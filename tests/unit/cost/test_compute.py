@@ -147,6 +147,29 @@ def test_products_in_f32_take_longer_across_what_they_contract() -> None:
         assert seconds(across, "bf16") == seconds(0, "bf16")
 
 
+def test_operands_in_8_bits_are_turned_where_they_lie_across() -> None:
+    """On a Hopper: the gradient of a weight copies both operands first, a read and a write of each
+    byte. A B200, whose units take both orders, copies none."""
+    size = 8192
+    along, across = (
+        Product(1, size, size, size, 1, across=count, across_elements=count * size**2)
+        for count in (0, 2)
+    )
+    more = {}
+    for preset in ("h200", "b200"):
+        device = load_cluster(preset).groups[0].device
+        first, second = (
+            op_seconds(device, each.flops, 0.0, "f8E4M3FN", kind="matmul", product=each)
+            for each in (along, across)
+        )
+        more[preset] = second - first
+    device = load_cluster("h200").groups[0].device
+    assert device.kernels is not None
+    copied = 4 * size**2 / (device.memory_bandwidth * device.kernels.memory)
+    assert more["h200"] == pytest.approx(copied + 2 * device.kernels.least_seconds)
+    assert more["b200"] == 0.0
+
+
 def test_convolutions_of_single_channels_run_beside_the_units_for_products() -> None:
     device = load_cluster("h200").groups[0].device
     flops = 2.0 * 96 * 128 * 56 * 56 * 49

@@ -82,6 +82,8 @@ FLOPs take longer by what the sizes waste (`shardopt/cost/products.py`):
 * **Orders of f32.** Tensor cores of Hopper GPUs take 32-bit operands along what is contracted alone (PTX ISA, `wgmma`:
   only 16-bit operands may be transposed). So `x·Wᵀ` is faster in f32 than `x·W`, and that than `xᵀ·dy`, by `across`; which
   product is which follows from the innermost dimensions that the program gives its operands.
+* **Orders of 8 bits.** Such operands have to lie along what is contracted, too (cuBLAS): where the device has `across`, one that
+  does not is read and written once more, of a layer the weight once, and input and gradient for the gradient of the weight.
 * **Alignment.** Products whose rows do not fill words of 16 bytes, such as 50,257 columns, take 1 / `unaligned` as long.
 * **Systolic arrays.** On a TPU columns and depth are filled up to multiples of `matrix_unit`, rows to multiples of eight.
 * **Thin products** are bound by memory, or by the least time of a kernel. A product with a vector, or of two, is a loop

@@ -44,6 +44,7 @@ def product_of(
         not shape or shape[-1] * tensor.itemsize % _WORD_BYTES == 0
         for tensor, shape in zip(tensors, shapes, strict=True)
     )
+    across = _across(op, shapes) if op.name == _DOT else ()
     return Product(
         batch=sizes["batch"],
         rows=sizes["rows"],
@@ -51,12 +52,13 @@ def product_of(
         depth=depth,
         itemsize=itemsize,
         aligned=aligned,
-        across=_across(op, shapes) if op.name == _DOT else 0,
+        across=len(across),
+        across_elements=sum(prod(shapes[operand]) for operand in across),
     )
 
 
-def _across(op: Op, shapes: Sequence[tuple[int, ...]]) -> int:
-    """How many operands have a dimension innermost, as the program has them, that is not
+def _across(op: Op, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Which operands have a dimension innermost, as the program has them, that is not
     contracted."""
     assert op.rule is not None, "the caller looks"
     kept = {factor for dim in op.rule.results[0] for factor in dim}
@@ -64,7 +66,7 @@ def _across(op: Op, shapes: Sequence[tuple[int, ...]]) -> int:
         next((factors for n, factors in reversed(list(zip(shape, dims, strict=True))) if n > 1), ())
         for shape, dims in zip(shapes[:2], op.rule.operands[:2], strict=True)
     )
-    return sum(1 for factors in last if kept.intersection(factors))
+    return tuple(n for n, factors in enumerate(last) if kept.intersection(factors))
 
 
 def _roles(rule: FactorRule) -> tuple[str, ...]:
