@@ -136,7 +136,8 @@ def _carried_types(source: bytes) -> set[str]:
     """Shapes and types of what the microbatch loop of a step carries."""
     with make_context() as context:
         module = load_module(source, context)
-        run_phases(module, PlanOptions("cpu-test", microbatches=2), ("import", "microbatch"))
+        options = PlanOptions("cpu-test", microbatches=2, microbatch_sums="own")
+        run_phases(module, options, ("import", "microbatch"))
         types = [str(each.type) for each in read_program(module).loop.results]
     return {text.removeprefix("tensor<").removesuffix(">") for text in types}
 
