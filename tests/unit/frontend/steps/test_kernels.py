@@ -81,7 +81,11 @@ def attending(weights: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], 
         # 2 x 2: rows by one axis, heads by the other
         ({"intra_op": "megatron"}, (32, 1024, 2, 64), (32, 1024, 1, 64)),
         ({"intra_op": "data", "microbatches": 4}, (4, 1024, 4, 64), (4, 1024, 2, 64)),
-        ({"microbatches": 2, "stages": 2}, (16, 1024, 4, 64), (16, 1024, 2, 64)),
+        (
+            {"intra_op": "data", "microbatches": 2, "stages": 2},
+            (16, 1024, 4, 64),
+            (16, 1024, 2, 64),
+        ),
     ],
     ids=["rows", "heads", "microbatches", "stages"],
 )
