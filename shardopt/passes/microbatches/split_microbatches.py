@@ -232,6 +232,7 @@ class SplitMicrobatches(Pass):
                 chosen = self._in_parts(module, main, chosen)
                 if chosen is None:
                     raise _explain(error, main, reader, pm) from None
+                pm.remark("batch-arguments", main, chosen.describe(main), category="analysis")
 
     def _in_parts(
         self, module: ir.Module, main: ir.Operation, chosen: FoundBatch | None

@@ -16,6 +16,7 @@ from split_checks import ROWS, check, lower, mlp, mlp_params, mse, names, normal
 from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.rewriting import operations
 from shardopt.passes.microbatches.split_microbatches import SplitMicrobatches
+from shardopt.pipeline.manager import run_pipeline
 
 
 def test_mlp_with_sgd() -> None:
@@ -114,6 +115,17 @@ def test_halves_of_the_batch_that_are_treated_differently() -> None:
         return jnp.mean((out[:half] - y[:half]) ** 2) + jnp.mean(jnp.abs(out[half:]))
 
     check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(1, 2))
+
+
+def test_a_named_batch_that_is_cut_in_parts_is_reported_so() -> None:
+    def step(weight: jax.Array, x: jax.Array) -> Any:
+        out, half = jnp.tanh(x @ weight), len(x) // 2
+        return weight, jnp.mean(((out[:half] - out[half:]) @ weight) ** 2)
+
+    module = lower(step, normal(0, 3, 3), normal(1, ROWS, 3))
+    passes = "shardopt-split-microbatches{num-microbatches=2 batch-args=1:0}"
+    said = run_pipeline(module, f"builtin.module({passes})").diagnostics
+    assert "the batch is dimension 0 of argument 1 (x) in each of 2 parts" in str(said)
 
 
 def test_a_branch_needs_what_was_summed_outside_of_it() -> None:
