@@ -106,7 +106,7 @@ class Numbering:
 
 
 def _attribute(op: ir.Operation, name: str) -> ir.Attribute | str:
-    is_value = op.name == "stablehlo.constant" and name == "value"
+    is_value = name == "value" and op.name == "stablehlo.constant"
     return constant_value(op) if is_value else op.attributes[name]
 
 
