@@ -26,10 +26,12 @@ import numpy as np
 
 from shardopt.solve.assignment.large.compilation import compiled_by
 from shardopt.solve.assignment.limits import SearchLimits
-from shardopt.solve.assignment.problem import Edge, Problem, Solution
+from shardopt.solve.assignment.problem import Edge, Problem, Solution, evaluate
 from shardopt.solve.assignment.search.repeated_layers import table_entries
+from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.assignment.sharing.price_rounds import PriceRounds, Solve
 from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
+from shardopt.solve.assignment.table_store import TableStore
 
 # Of the models tried, the hardest small one takes 13 rounds.
 _ROUNDS = 32
@@ -37,6 +39,10 @@ _ROUNDS = 32
 _SHARE = 1 / 32
 # Table entries of a problem whose rounds take less time than loading the kernels for more.
 _FEW_ENTRIES = 10_000
+# The same where a bound alone is asked for, of as many problems as a plan has layers on meshes.
+_FEW_FOR_BOUNDS = 2_000
+# Rounds of messages and shares for a bound alone: most of what can be gained comes with the first.
+_BOUND_ROUNDS = 16
 
 
 def solve_shared(
@@ -77,6 +83,23 @@ def bound_shared(
 
         return bound_large_shared(sharing, limits, start)
     return -inf, tuple(start)
+
+
+def bound_alone(sharing: Sharing, limits: SearchLimits, store: TableStore | None = None) -> float:
+    """A bound of the least true cost where no assignment is asked for: from a few rounds of
+    messages and shares, or for equal shares where tables are few."""
+    start = (0,) * sharing.problem.num_nodes
+    cost = evaluate(sharing.problem, start).objective
+    entries = table_entries(sharing.problem)
+    if cost < inf and sharing.groups and entries > _FEW_FOR_BOUNDS and _compiled(limits):
+        from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
+
+        ascent = ShareAscent(sharing, sharing.equal_shares(), cost)
+        ascent.aim()
+        ascent.run(_BOUND_ROUNDS, limits.gap_tolerance, None)
+        return ascent.bound
+    problem = sharing.priced(sharing.equal_shares())
+    return improve(problem, start, limits, store=store, only_bound=True).bound
 
 
 def _is_large(sharing: Sharing) -> bool:

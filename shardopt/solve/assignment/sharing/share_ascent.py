@@ -35,6 +35,8 @@ _LARGEST_STEP, _LAST_STEP = 2.0, 1e-3
 _PATIENCE = 2  # rounds without progress before going back
 _PROGRESS = 1e-9  # relative
 _CLIP = 0.05  # largest distance to the target that a step believes, relative
+# Of an assignment to the bound before the first step.
+_USUAL_EXCESS = 1.1
 # Sweeps before the first step, as long as they raise the bound by this share.
 _SETTLING, _SETTLED = 60, 1e-4
 # The bound stands still where so many rounds raise it by less than this part of what is close.
@@ -120,6 +122,13 @@ class ShareAscent:
             self._round()
             bounds.append(self.bound)
         return False
+
+    def aim(self) -> None:
+        """Take for the target what messages decide, or what that usually costs, if it costs
+        less."""
+        self._settle(0.0)
+        decided = self.sharing.seconds(self.decide())
+        self.target = min(self.target, decided, _USUAL_EXCESS * self.bound)
 
     def decide(self) -> tuple[int, ...]:
         """An assignment by the last messages."""

@@ -5,7 +5,8 @@
 2. The sharding problem of one layer, *relaxed* so that no stage around the layer makes it cheaper:
 
    * Values of other layers and of shared operations arrive in the sharding that the reader wants.
-   * All readers of a value pay together for one resharding, as if all wanted the same.
+   * Operations of a fragment share the steps of the ways by which a value comes to them. In the
+     problem of a stage each of them pays for itself, and then shares what it can.
    * Values that leave the layer may stay unreduced. So may all that can stay unreduced when the
      whole step lies on one mesh.
    * Inputs cost nothing.
@@ -31,10 +32,12 @@ import numpy as np
 from shardopt.graph.op_graph import SHARED, FactorRule, Op, OpGraph
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh
+from shardopt.solve.assignment.limits import SearchLimits
+from shardopt.solve.assignment.sharing.price_splitting import bound_alone
 from shardopt.solve.sharding.intra_op.lifetimes import Lifetimes
 from shardopt.solve.sharding.strategies.strategies import LeastCompute
 from shardopt.solve.sharding.strategies.tables import StrategyTables
-from shardopt.solve.stages.costs.class_problem import ClassProblem
+from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem
 from shardopt.solve.stages.costs.classes import Classes, PartView, find_classes
 from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
 from shardopt.solve.stages.step_graph import StepGraph
@@ -72,8 +75,8 @@ class RelaxedLayer:
         nothing can run it there. With `byte_seconds` more for every byte that a device holds of
         what is resident."""
         held = [(tensor, 1) for tensor in sorted(self.resident)]
-        problem = ClassProblem(self.classes, tables)
-        return problem.solve(GAP, True, held, byte_seconds).bound
+        sharing = ClassProblem(self.classes, tables).sharing(held, byte_seconds)
+        return bound_alone(sharing, SearchLimits(gap_tolerance=GAP, work=WORK), tables.store)
 
     def forward_ops(self) -> frozenset[int]:
         """The operations of the step that the layer runs forward."""
@@ -130,7 +133,6 @@ class RelaxedLayer:
                 ),
                 frozenset(number[t] for t in view.free if t in number) | of_others,
                 frozenset(unpaid | set(range(len(rows), len(rows) + len(inputs)))),
-                divided=True,
             ),
             is_whole=False,
         )
@@ -169,7 +171,7 @@ def relaxed_layer(
         for op, each in zip(part.graph.ops, equal.kernels.accesses, strict=True)
     )
     free = equal.free | made | part.arrivals.keys()
-    view = PartView(linear, accesses, free, frozenset((*shared, *inputs)), divided=True)
+    view = PartView(linear, accesses, free, frozenset((*shared, *inputs)))
     # Not copies that fragments make of shared values.
     lasting = {*part.graph.inputs, *chain.from_iterable(part.tied)} - free
     resident = {t for t in lasting if step.resident.get(part.source_tensors[t]) == layer}

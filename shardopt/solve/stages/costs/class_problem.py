@@ -5,15 +5,19 @@ of members. A solution gives every operation the strategy of its class."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
+from shardopt.graph.op_graph import Tensor
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
 from shardopt.solve.assignment.search.sharding_ilp import improve
+from shardopt.solve.assignment.sharing.shared_edges import SharedEdges, Sharing
 from shardopt.solve.sharding.strategies.layouts import Column
 from shardopt.solve.sharding.strategies.tables import OpStrategies, StrategyTables
 from shardopt.solve.stages.costs.classes import Classes
@@ -21,6 +25,17 @@ from shardopt.solve.stages.costs.classes import Classes
 # Table entries that the solver may touch for one problem, about a fifth of a second; half of it is
 # spent when layers are as large as those of a transformer on a mesh of two axes.
 WORK = 100_000_000
+
+
+class _Copies(NamedTuple):
+    """Result `source[1]` of class `source[0]`, which is a `value`, comes to (class, operand)
+    `readers`, so often in a step."""
+
+    source: tuple[int, int]
+    readers: tuple[tuple[int, int], ...]
+    times: int
+    value: Tensor
+    fused: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +73,32 @@ class ClassProblem:
 
     @cached_property
     def problem(self) -> Problem:
+        """Each operation pays for its own resharding."""
+        return Problem(self._costs, (*self._edges, *self._ties()))
+
+    def sharing(self, held: Iterable[tuple[int, int]] = (), byte_seconds: float = 0.0) -> Sharing:
+        """The problem in which operations share what they can, with `byte_seconds` more for every
+        byte that a device holds of `held`: tensors, and how many times.
+
+        A class that reads what it makes itself, as one that stands for a chain does, leaves it to
+        those who share with it to pay."""
+        edges, groups = self._ties(), list[SharedEdges]()
+        for copies, count in self._copies.items():
+            columns = tuple(self.ops[node].operands[operand] for node, operand in copies.readers)
+            sources = (self.result(*copies.source),) * len(columns)
+            arcs = self.tables.shared_reshardings(
+                copies.value, sources, columns, copies.times * count, copies.fused
+            )
+            readers = tuple(node for node, _ in copies.readers)
+            numbers = tuple(range(len(edges), len(edges) + len(readers)))
+            groups.append(SharedEdges(arcs, (copies.source[0],) * len(readers), readers, numbers))
+            tables = arcs.tables(arcs.usable.astype(float))
+            edges += map(Edge, groups[-1].sources, readers, tables)
+        return Sharing(Problem(self._costs_of(held, byte_seconds), tuple(edges)), tuple(groups))
+
+    @cached_property
+    def _costs(self) -> tuple[np.ndarray, ...]:
+        """What nodes cost, all of each class."""
         graph, sizes = self.classes.part.graph, self.classes.sizes
         costs = []
         for c, node in enumerate(self.classes.members.tolist()):
@@ -71,25 +112,58 @@ class ClassProblem:
                     times = self.classes.part.moves_of[number]
                     seconds = seconds + times * self.tables.host_seconds(tensor, self.columns[c])
             costs.append(seconds * (0.0 if node in self.classes.view.unpaid else sizes[c]))
-        return Problem(tuple(costs), (*self._edges, *self._ties()))
+        return tuple(costs)
 
     @cached_property
     def _edges(self) -> list[Edge]:
         """What reads cost."""
         graph, classes = self.classes.part.graph, self.classes
         edges = []
-        for source, k, target, position, times, readers, count in classes.joined.tolist():
+        for source, k, target, position, times, count in classes.joined.tolist():
             op = graph.ops[int(classes.members[target])]
-            operand = self.ops[target].operands[position]
-            first = op.operands.index(op.operands[position])
-            if first < position and self.ops[target].operands[first] is operand:
-                continue  # an operand used twice in the same way (x * x) is resharded once
+            if self._is_second(target, position):
+                continue
             tensor = graph.tensors[op.operands[position]]
             fused = op.operands[position] in classes.view.fused
+            operand = self.ops[target].operands[position]
             table = self.tables.resharding(tensor, self.result(source, k), operand, times, fused)
             if table is not None:
-                edges.append(Edge(source, target, table * (count / readers)))
+                edges.append(Edge(source, target, table * count))
         return edges
+
+    def _is_second(self, c: int, position: int) -> bool:
+        """Whether the operations of a class read an operand twice in the same way (x * x): it is
+        resharded once."""
+        op, operands = (
+            self.classes.part.graph.ops[int(self.classes.members[c])],
+            self.ops[c].operands,
+        )
+        first = op.operands.index(op.operands[position])
+        return first < position and operands[first] is operands[position]
+
+    @property
+    def _copies(self) -> Counter[_Copies]:
+        """Who shares copies of what, and how many that do are alike."""
+        reads, of_node = self.classes.reads, self.classes.of_node
+        columns = of_node[reads.source], reads.result, of_node[reads.target], reads.operand
+        rows = np.stack([reads.copies, *columns, reads.times, reads.target], axis=1)
+        sharing: dict[int, list[tuple[int, ...]]] = {}
+        for copy, *row in rows.tolist():
+            sharing.setdefault(copy, []).append(tuple(row))
+        counts, graph = Counter[_Copies](), self.classes.part.graph
+        for some in sharing.values():
+            source, k, _, operand, times, node = some[0]
+            readers = dict.fromkeys(
+                (target, position)
+                for _, _, target, position, _, _ in some
+                if not self._is_second(target, position)
+            )
+            if len(readers) > 1:
+                readers = {each: None for each in readers if each[0] != source}
+            tensor = graph.ops[node].operands[operand]
+            what = graph.tensors[tensor], tensor in self.classes.view.fused
+            counts[_Copies((source, k), tuple(readers), times, *what)] += 1
+        return counts
 
     def _ties(self) -> list[Edge]:
         tables = (
@@ -98,33 +172,29 @@ class ClassProblem:
         )
         return [Edge(a, b, table) for a, b, table in tables if table.any()]
 
-    def with_memory(self, held: Iterable[tuple[int, int]], byte_seconds: float) -> Problem:
-        """The problem with `byte_seconds` more for every byte that a device holds of `held`:
-        tensors, and how many times."""
-        costs, tensors = list(self.problem.costs), self.classes.part.graph.tensors
-        for tensor, count in held:
+    def _costs_of(
+        self, held: Iterable[tuple[int, int]], byte_seconds: float
+    ) -> tuple[np.ndarray, ...]:
+        costs, tensors = list(self._costs), self.classes.part.graph.tensors
+        for tensor, count in held if byte_seconds else ():
             node, k = self.classes.place[tensor]
             c = int(self.classes.of_node[node])
             size = self.tables.local_bytes(tensors[tensor], self.result(c, k))
             costs[c] = costs[c] + byte_seconds * count * size
-        return Problem(tuple(costs), self.problem.edges)
+        return tuple(costs)
 
-    def solve(
-        self,
-        gap_tolerance: float,
-        only_bound: bool = False,
-        held: Iterable[tuple[int, int]] = (),
-        byte_seconds: float = 0.0,
-    ) -> Solution:
+    def with_memory(self, held: Iterable[tuple[int, int]], byte_seconds: float) -> Problem:
+        """`problem` with `byte_seconds` more for every byte that a device holds of `held`."""
+        return Problem(self._costs_of(held, byte_seconds), self.problem.edges)
+
+    def solve(self, gap_tolerance: float) -> Solution:
         """The first strategy of every class, which runs it in full everywhere, is as good a
-        beginning as any. With `byte_seconds` the problem is that of `with_memory`."""
-        problem = self.with_memory(held, byte_seconds) if byte_seconds else self.problem
+        beginning as any."""
         return improve(
-            problem,
-            (0,) * problem.num_nodes,
+            self.problem,
+            (0,) * self.problem.num_nodes,
             SearchLimits(gap_tolerance=gap_tolerance, work=WORK),
             store=self.tables.store,
-            only_bound=only_bound,
         )
 
     def spread(self, choice: Sequence[int]) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ stage has classes of one member each, so that its problem is the full one."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -36,16 +35,13 @@ class PartView:
     """What is taken for granted about a part: for each operation which values may be unreduced, and
     in how many kernels it touches each of its tensors; `free` tensors, which every reader gets in
     the sharding that it wants; `unpaid` nodes, which cost nothing; and `fused` tensors, which are
-    written and read only where they are exchanged. With `divided`, each of several reads of a value
-    in a fragment pays for its share of a resharding only: together they pay no more than if they
-    made one copy for all."""
+    written and read only where they are exchanged."""
 
     linear: tuple[Linear, ...]
     accesses: tuple[Accesses, ...]
     free: Set[int]
     unpaid: Set[int] = frozenset()
     fused: Set[int] = frozenset()
-    divided: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,15 +50,15 @@ class Reads:
     each.
 
     Node `target[k]` reads, as its operand `operand[k]`, result `result[k]` of node `source[k]` (0
-    for an input). `times[k]` counts the reshardings in a step, `readers[k]` those who may share
-    one."""
+    for an input). `times[k]` counts the reshardings in a step. Reads of equal `copies[k]` may share
+    them."""
 
     source: np.ndarray
     result: np.ndarray
     target: np.ndarray
     operand: np.ndarray
     times: np.ndarray
-    readers: np.ndarray
+    copies: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +85,8 @@ class Classes:
 
     @cached_property
     def joined(self) -> np.ndarray:
-        """The distinct (source class, result, target class, operand, times, readers) of reads, a
-        row each, and in a last column how many reads are like that: int64 `[m, 7]`."""
+        """The distinct (source class, result, target class, operand, times) of reads, a row each,
+        and in a last column how many reads are like that: int64 `[m, 6]`."""
         reads = self.reads
         columns = (
             self.of_node[reads.source],
@@ -98,7 +94,6 @@ class Classes:
             self.of_node[reads.target],
             reads.operand,
             reads.times,
-            reads.readers,
         )
         rows, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
         return np.concatenate([rows, counts[:, None]], axis=1)
@@ -160,7 +155,7 @@ def single_classes(part: StagePart, view: PartView | None = None) -> Classes:
 
 def _reads(graph: OpGraph, place: dict[int, tuple[int, int]], view: PartView) -> Reads:
     producers, rows = graph.producers(), []
-    sharing = Counter((tensor, op.scope) for op in graph.ops for tensor in op.operands)
+    copies: dict[tuple[int, tuple[int, int], int], int] = {}
     for node, op in enumerate(graph.ops):
         for position, tensor in enumerate(op.operands):
             if tensor not in view.free:
@@ -168,8 +163,8 @@ def _reads(graph: OpGraph, place: dict[int, tuple[int, int]], view: PartView) ->
                 if op.trips != 1:
                     trips = graph.trips_of(node, tensor, producers[tensor])
                     times = op.repeat // (op.trips or 1) * trips
-                readers = sharing[tensor, op.scope] if view.divided else 1
-                rows.append((*place[tensor], node, position, times, readers))
+                copy = copies.setdefault((tensor, op.scope, times), len(copies))
+                rows.append((*place[tensor], node, position, times, copy))
     table = np.array(rows, dtype=np.int64).reshape(-1, 6)
     return Reads(*(np.ascontiguousarray(column) for column in table.T))
 
