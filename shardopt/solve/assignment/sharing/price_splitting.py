@@ -21,17 +21,21 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from math import inf
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardopt.solve.assignment.large.compilation import compiled_by
 from shardopt.solve.assignment.limits import SearchLimits
-from shardopt.solve.assignment.problem import Edge, Problem, Solution, evaluate
+from shardopt.solve.assignment.problem import Edge, Problem, Solution
 from shardopt.solve.assignment.search.repeated_layers import table_entries
 from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.assignment.sharing.price_rounds import PriceRounds, Solve
 from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
 from shardopt.solve.assignment.table_store import TableStore
+
+if TYPE_CHECKING:
+    from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
 
 # Of the models tried, the hardest small one takes 13 rounds.
 _ROUNDS = 32
@@ -39,10 +43,10 @@ _ROUNDS = 32
 _SHARE = 1 / 32
 # Table entries of a problem whose rounds take less time than loading the kernels for more.
 _FEW_ENTRIES = 10_000
-# The same where a bound alone is asked for, of as many problems as a plan has layers on meshes.
-_FEW_FOR_BOUNDS = 2_000
-# Rounds of messages and shares for a bound alone: most of what can be gained comes with the first.
-_BOUND_ROUNDS = 16
+# The same where as many problems are solved as a plan has stages on meshes.
+_FEW_FOR_MANY = 2_000
+# Rounds for a bound alone, of which the first gain most, and for an assignment.
+_BOUND_ROUNDS, _BRIEF_ROUNDS = 16, 40
 
 
 def solve_shared(
@@ -85,21 +89,54 @@ def bound_shared(
     return -inf, tuple(start)
 
 
+def solve_briefly(
+    sharing: Sharing, limits: SearchLimits, start: Sequence[int], store: TableStore
+) -> Solution:
+    """An assignment of little true cost, memory aside, where hundreds of problems are solved:
+    messages and shares decide, and one solve follows where they leave a gap. Where tables are few,
+    that of least cost where each reader pays for itself."""
+    first = tuple(start)
+    ascent = _ascended(sharing, limits, first, _BRIEF_ROUNDS)
+    if ascent is None:
+        return improve(sharing.problem, first, limits, store=store)
+
+    def run(problem: Problem, start: Sequence[int] | None, limits: SearchLimits) -> Solution:
+        return improve(problem, start or first, limits, store=store)
+
+    rounds = PriceRounds(sharing, run, limits, monotonic(), 1.0, bound=ascent.bound)
+    rounds.offer_choice(first)
+    rounds.offer_choice(ascent.decide())
+    if not rounds.is_close:
+        priced = sharing.priced(rounds.affordable(ascent.shares))
+        rounds.offer(rounds.solved(priced, rounds.choice))
+    none = Solution((), inf, -inf, inf, "feasible")
+    return rounds.judged(none, {"share_rounds": ascent.rounds})
+
+
 def bound_alone(sharing: Sharing, limits: SearchLimits, store: TableStore | None = None) -> float:
     """A bound of the least true cost where no assignment is asked for: from a few rounds of
     messages and shares, or for equal shares where tables are few."""
     start = (0,) * sharing.problem.num_nodes
-    cost = evaluate(sharing.problem, start).objective
-    entries = table_entries(sharing.problem)
-    if cost < inf and sharing.groups and entries > _FEW_FOR_BOUNDS and _compiled(limits):
-        from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
-
-        ascent = ShareAscent(sharing, sharing.equal_shares(), cost)
-        ascent.aim()
-        ascent.run(_BOUND_ROUNDS, limits.gap_tolerance, None)
+    ascent = _ascended(sharing, limits, start, _BOUND_ROUNDS)
+    if ascent is not None:
         return ascent.bound
     problem = sharing.priced(sharing.equal_shares())
     return improve(problem, start, limits, store=store, only_bound=True).bound
+
+
+def _ascended(
+    sharing: Sharing, limits: SearchLimits, start: Sequence[int], most_rounds: int
+) -> ShareAscent | None:
+    """Messages and shares after some rounds; None where tables are few, or `start` is forbidden."""
+    entries, cost = table_entries(sharing.problem), sharing.seconds(start)
+    if cost == inf or entries <= _FEW_FOR_MANY or not sharing.groups or not _compiled(limits):
+        return None
+    from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
+
+    ascent = ShareAscent(sharing, sharing.equal_shares(), cost)
+    ascent.aim()
+    ascent.run(most_rounds, limits.gap_tolerance, None)
+    return ascent
 
 
 def _is_large(sharing: Sharing) -> bool:

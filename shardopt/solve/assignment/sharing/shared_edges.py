@@ -60,7 +60,7 @@ class Arcs:
             first.setdefault(tuple(map(id, each)), reader) for reader, each in enumerate(arrays)
         )
 
-    def of_readers(self, readers: Sequence[int], count: int) -> Arcs:
+    def of_readers(self, readers: Sequence[int], count: float) -> Arcs:
         """The ways to some of the readers, each arc as dear as `count` of its kind."""
         paths, missing, rows, columns = (
             tuple(each[reader] for reader in readers)

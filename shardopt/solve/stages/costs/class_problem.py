@@ -16,7 +16,7 @@ import numpy as np
 from shardopt.graph.op_graph import Tensor
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
-from shardopt.solve.assignment.search.sharding_ilp import improve
+from shardopt.solve.assignment.sharing.price_splitting import solve_briefly
 from shardopt.solve.assignment.sharing.shared_edges import SharedEdges, Sharing
 from shardopt.solve.sharding.strategies.layouts import Column
 from shardopt.solve.sharding.strategies.tables import OpStrategies, StrategyTables
@@ -71,29 +71,40 @@ class ClassProblem:
     def result(self, c: int, k: int) -> Column:
         return self.ops[c].results[k] if c in self.ops else self.columns[c]
 
-    @cached_property
-    def problem(self) -> Problem:
-        """Each operation pays for its own resharding."""
-        return Problem(self._costs, (*self._edges, *self._ties()))
-
     def sharing(self, held: Iterable[tuple[int, int]] = (), byte_seconds: float = 0.0) -> Sharing:
-        """The problem in which operations share what they can, with `byte_seconds` more for every
-        byte that a device holds of `held`: tensors, and how many times.
-
-        A class that reads what it makes itself, as one that stands for a chain does, leaves it to
-        those who share with it to pay."""
+        """The problem in which operations of a fragment share what brings them a value, with
+        `byte_seconds` more for every byte that a device holds of `held`: tensors, and how many
+        times."""
         edges, groups = self._ties(), list[SharedEdges]()
         for copies, count in self._copies.items():
-            columns = tuple(self.ops[node].operands[operand] for node, operand in copies.readers)
-            sources = (self.result(*copies.source),) * len(columns)
+            (source, k), readers = copies.source, copies.readers
+            # A class that stands for a chain reads what it makes: it cannot share as others do, and
+            # pays for an equal part, so that all together pay no more than all there is.
+            others = [each for each in readers if each[0] != source]
+            share = len(others) / len(readers)
+            columns = {each: self.ops[each[0]].operands[each[1]] for each in readers}
+            what, times = (copies.value, self.result(source, k)), copies.times * count
+            for each, column in columns.items():
+                if each[0] == source:
+                    table = self.tables.resharding(*what, column, times, copies.fused)
+                    if table is not None:
+                        edges.append(Edge(source, source, table / len(readers)))
+            if not others:
+                continue
             arcs = self.tables.shared_reshardings(
-                copies.value, sources, columns, copies.times * count, copies.fused
+                copies.value,
+                (what[1],) * len(others),
+                tuple(columns[each] for each in others),
+                times,
+                copies.fused,
             )
-            readers = tuple(node for node, _ in copies.readers)
-            numbers = tuple(range(len(edges), len(edges) + len(readers)))
-            groups.append(SharedEdges(arcs, (copies.source[0],) * len(readers), readers, numbers))
+            if share < 1.0:
+                arcs = arcs.of_readers(range(len(others)), share)
+            nodes = tuple(node for node, _ in others)
+            numbers = tuple(range(len(edges), len(edges) + len(nodes)))
+            groups.append(SharedEdges(arcs, (source,) * len(nodes), nodes, numbers))
             tables = arcs.tables(arcs.usable.astype(float))
-            edges += map(Edge, groups[-1].sources, readers, tables)
+            edges += map(Edge, groups[-1].sources, nodes, tables)
         return Sharing(Problem(self._costs_of(held, byte_seconds), tuple(edges)), tuple(groups))
 
     @cached_property
@@ -113,23 +124,6 @@ class ClassProblem:
                     seconds = seconds + times * self.tables.host_seconds(tensor, self.columns[c])
             costs.append(seconds * (0.0 if node in self.classes.view.unpaid else sizes[c]))
         return tuple(costs)
-
-    @cached_property
-    def _edges(self) -> list[Edge]:
-        """What reads cost."""
-        graph, classes = self.classes.part.graph, self.classes
-        edges = []
-        for source, k, target, position, times, count in classes.joined.tolist():
-            op = graph.ops[int(classes.members[target])]
-            if self._is_second(target, position):
-                continue
-            tensor = graph.tensors[op.operands[position]]
-            fused = op.operands[position] in classes.view.fused
-            operand = self.ops[target].operands[position]
-            table = self.tables.resharding(tensor, self.result(source, k), operand, times, fused)
-            if table is not None:
-                edges.append(Edge(source, target, table * count))
-        return edges
 
     def _is_second(self, c: int, position: int) -> bool:
         """Whether the operations of a class read an operand twice in the same way (x * x): it is
@@ -158,8 +152,6 @@ class ClassProblem:
                 for _, _, target, position, _, _ in some
                 if not self._is_second(target, position)
             )
-            if len(readers) > 1:
-                readers = {each: None for each in readers if each[0] != source}
             tensor = graph.ops[node].operands[operand]
             what = graph.tensors[tensor], tensor in self.classes.view.fused
             counts[_Copies((source, k), tuple(readers), times, *what)] += 1
@@ -183,18 +175,21 @@ class ClassProblem:
             costs[c] = costs[c] + byte_seconds * count * size
         return tuple(costs)
 
-    def with_memory(self, held: Iterable[tuple[int, int]], byte_seconds: float) -> Problem:
-        """`problem` with `byte_seconds` more for every byte that a device holds of `held`."""
-        return Problem(self._costs_of(held, byte_seconds), self.problem.edges)
-
-    def solve(self, gap_tolerance: float) -> Solution:
-        """The first strategy of every class, which runs it in full everywhere, is as good a
-        beginning as any."""
-        return improve(
-            self.problem,
-            (0,) * self.problem.num_nodes,
+    def solve(
+        self,
+        gap_tolerance: float,
+        start: Sequence[int] | None = None,
+        held: Iterable[tuple[int, int]] = (),
+        byte_seconds: float = 0.0,
+    ) -> Solution:
+        """An assignment of `sharing`. The first strategy of every class, which runs it in full
+        everywhere, is as good a beginning as any."""
+        sharing = self.sharing(held, byte_seconds)
+        return solve_briefly(
+            sharing,
             SearchLimits(gap_tolerance=gap_tolerance, work=WORK),
-            store=self.tables.store,
+            start or (0,) * sharing.problem.num_nodes,
+            self.tables.store,
         )
 
     def spread(self, choice: Sequence[int]) -> tuple[int, ...]:

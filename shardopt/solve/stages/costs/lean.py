@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardopt.solve.assignment.limits import SearchLimits
-from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.sharding.strategies.tables import StrategyTables
-from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem
+from shardopt.solve.stages.costs.class_problem import ClassProblem
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharded_part import ShardedPart
 from shardopt.solve.stages.costs.sharders import GAP, PartSharding, sharding_of
@@ -41,16 +39,14 @@ class LeanSharder:
 
     def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> PartSharding:
         classes = facts.classes
-        problem_of_classes = ClassProblem(classes, tables)
-        problem = problem_of_classes.with_memory(self._at_peak(facts, tables), self.byte_seconds)
+        problem = ClassProblem(classes, tables)
         # The shortest sharding is a solution of this problem, too, and often close to the best.
         start = tuple(int(self.plain.choice[node]) for node in classes.members.tolist())
-        solution = improve(
-            problem, start, SearchLimits(gap_tolerance=GAP, work=WORK), store=tables.store
-        )
+        held = self._at_peak(facts, tables)
+        solution = problem.solve(GAP, start, held, self.byte_seconds)
         if not solution.choice:
             return PartSharding((), ())
-        return sharding_of(facts, tables, problem_of_classes.spread(solution.choice))
+        return sharding_of(facts, tables, problem.spread(solution.choice))
 
     def _at_peak(self, facts: PartFacts, tables: StrategyTables) -> list[tuple[int, int]]:
         """What a device holds at the position where the shortest sharding, without copies of
