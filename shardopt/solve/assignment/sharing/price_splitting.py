@@ -43,8 +43,9 @@ _ROUNDS = 32
 _SHARE = 1 / 32
 # Table entries of a problem whose rounds take less time than loading the kernels for more.
 _FEW_ENTRIES = 10_000
-# The same where as many problems are solved as a plan has stages on meshes.
-_FEW_FOR_MANY = 2_000
+# The same where as many problems are solved as a plan has stages on meshes, and nodes of those that
+# presolve all but solves.
+_FEW_FOR_MANY, _FEW_NODES = 2_000, 100
 # Rounds for a bound alone, of which the first gain most, and for an assignment.
 _BOUND_ROUNDS, _BRIEF_ROUNDS = 16, 40
 
@@ -93,8 +94,8 @@ def solve_briefly(
     sharing: Sharing, limits: SearchLimits, start: Sequence[int], store: TableStore
 ) -> Solution:
     """An assignment of little true cost, memory aside, where hundreds of problems are solved:
-    messages and shares decide, and one solve follows where they leave a gap. Where tables are few,
-    that of least cost where each reader pays for itself."""
+    messages and shares decide, and solves follow where they leave a gap. Where tables are few, that
+    of least cost where each reader pays for itself."""
     first = tuple(start)
     ascent = _ascended(sharing, limits, first, _BRIEF_ROUNDS)
     if ascent is None:
@@ -109,6 +110,9 @@ def solve_briefly(
     if not rounds.is_close:
         priced = sharing.priced(rounds.affordable(ascent.shares))
         rounds.offer(rounds.solved(priced, rounds.choice))
+    if not rounds.is_close:
+        rounds.offer(rounds.solved(sharing.problem, rounds.choice))
+        rounds.seek(rounds.choice)
     none = Solution((), inf, -inf, inf, "feasible")
     return rounds.judged(none, {"share_rounds": ascent.rounds})
 
@@ -128,8 +132,9 @@ def _ascended(
     sharing: Sharing, limits: SearchLimits, start: Sequence[int], most_rounds: int
 ) -> ShareAscent | None:
     """Messages and shares after some rounds; None where tables are few, or `start` is forbidden."""
-    entries, cost = table_entries(sharing.problem), sharing.seconds(start)
-    if cost == inf or entries <= _FEW_FOR_MANY or not sharing.groups or not _compiled(limits):
+    problem, cost = sharing.problem, sharing.seconds(start)
+    is_small = problem.num_nodes <= _FEW_NODES or table_entries(problem) <= _FEW_FOR_MANY
+    if is_small or cost == inf or not sharing.groups or not _compiled(limits):
         return None
     from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
 

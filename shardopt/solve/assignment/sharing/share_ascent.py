@@ -55,7 +55,7 @@ class ShareAscent:
     latter two have changed since the best."""
 
     def __init__(self, sharing: Sharing, shares: Sequence[np.ndarray], target: float) -> None:
-        self.sharing, self.target = sharing, target
+        self.sharing, self.target, self._known = sharing, target, target
         self._problem = class_problem(sharing, _FORBIDDEN * target)
         self._scratch = self._problem.scratch()
         self.rounds = 0
@@ -114,8 +114,8 @@ class ShareAscent:
         self._settle(close)
         bounds = [self.bound]
         for _ in range(most_rounds):
-            is_close = self.bound >= (1 - close) * self.target
-            if is_close or self._step < _LAST_STEP or _stands(bounds, _LITTLE * close):
+            is_over = self._step < _LAST_STEP or _stands(bounds, _LITTLE * close)
+            if is_over or self._is_close(close):
                 return False
             if deadline is not None and monotonic() >= deadline:
                 return True
@@ -124,11 +124,20 @@ class ShareAscent:
         return False
 
     def aim(self) -> None:
-        """Take for the target what messages decide, or what that usually costs, if it costs
-        less."""
+        """Where the target is far above the bound, climb towards what messages decide, or towards
+        what that usually costs; higher when that is reached (`run`)."""
         self._settle(0.0)
-        decided = self.sharing.seconds(self.decide())
-        self.target = min(self.target, decided, _USUAL_EXCESS * self.bound)
+        self._aim()
+
+    def _aim(self) -> None:
+        self._known = min(self._known, self.sharing.seconds(self.decide()))
+        self.target = min(self._known, _USUAL_EXCESS * self.bound)
+
+    def _is_close(self, close: float) -> bool:
+        """Whether the bound is within that share of the target, which is no guess any more."""
+        if self.bound >= (1 - close) * self.target and self.target < self._known:
+            self._aim()
+        return self.bound >= (1 - close) * self.target
 
     def decide(self) -> tuple[int, ...]:
         """An assignment by the last messages."""
@@ -155,8 +164,7 @@ class ShareAscent:
         for _ in range(_SETTLING):
             before = self.bound
             self._sweep()
-            is_close = self.bound >= (1 - close) * self.target
-            if is_close or self.bound <= before + _SETTLED * abs(before):
+            if self.bound <= before + _SETTLED * abs(before) or self._is_close(close):
                 return
 
     def _round(self) -> None:

@@ -110,8 +110,10 @@ class RelaxedLayer:
             outputs=(),
             carried=frozenset(number[t] for t in part.graph.carried if t in number),
         )
-        tied = tuple((number[a], number[b]) for a, b in part.tied if a in number and b in number)
         of_others = {number[t] for t in number if t not in made and t not in part.graph.inputs}
+        # What others make may be unreduced, which nothing here says: it is tied to nothing.
+        own = {t for t, new in number.items() if new not in of_others}
+        tied = tuple((number[a], number[b]) for a, b in part.tied if a in own and b in own)
         unpaid = {index for index, node in enumerate(chosen) if node in view.unpaid}
         return RelaxedLayer(
             StagePart(
