@@ -54,7 +54,7 @@ class PriceRounds:
             if next_shares is None or (self.gaps and self.is_over):
                 break
             next_shares = self._round(self.affordable(next_shares))
-        self._forget()
+        self.forget()
 
     def offer(self, solution: Solution) -> list[np.ndarray]:
         """Keep the assignment if it is the best; the arcs that it uses."""
@@ -89,7 +89,7 @@ class PriceRounds:
             if self.is_over or self.sharing.table_bytes(near) > _MAX_TABLE_BYTES:
                 return
             solution = self.solved(self.sharing.priced(near), choice)
-            self._forget()
+            self.forget()
             if not solution.choice:
                 return
             self.offer(solution)
@@ -145,7 +145,8 @@ class PriceRounds:
         gap = relative_gap(self.objective, self.bound)
         return gap <= self.tolerance
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """The tables of prices are not needed again."""
         for batch in self.sharing.batches:
             batch.arcs.forget()
 
@@ -167,7 +168,7 @@ class PriceRounds:
         if not (self.is_close or self.late):
             self._look_near(solution.choice, used)
         self.gaps.append(relative_gap(self.objective, self.bound))
-        self._forget()
+        self.forget()
         return moved_shares(sharing, shares, used, self.objective - solution.bound)
 
     def _look_near(self, choice: tuple[int, ...], used: list[np.ndarray]) -> None:

@@ -113,6 +113,7 @@ def solve_briefly(
     if not rounds.is_close:
         rounds.offer(rounds.solved(sharing.problem, rounds.choice))
         rounds.seek(rounds.choice)
+    rounds.forget()
     none = Solution((), inf, -inf, inf, "feasible")
     return rounds.judged(none, {"share_rounds": ascent.rounds})
 

@@ -80,31 +80,26 @@ class ClassProblem:
             (source, k), readers = copies.source, copies.readers
             # A class that stands for a chain reads what it makes: it cannot share as others do, and
             # pays for an equal part, so that all together pay no more than all there is.
-            others = [each for each in readers if each[0] != source]
-            share = len(others) / len(readers)
-            columns = {each: self.ops[each[0]].operands[each[1]] for each in readers}
-            what, times = (copies.value, self.result(source, k)), copies.times * count
-            for each, column in columns.items():
-                if each[0] == source:
-                    table = self.tables.resharding(*what, column, times, copies.fused)
+            columns = [self.ops[node].operands[position] for node, position in readers]
+            made, times = self.result(source, k), copies.times * count
+            others = [each for each, (node, _) in enumerate(readers) if node != source]
+            for (node, _), column in zip(readers, columns, strict=True):
+                if node == source:
+                    table = self.tables.resharding(copies.value, made, column, times, copies.fused)
                     if table is not None:
                         edges.append(Edge(source, source, table / len(readers)))
             if not others:
                 continue
+            sources, targets = (made,) * len(others), tuple(columns[each] for each in others)
             arcs = self.tables.shared_reshardings(
-                copies.value,
-                (what[1],) * len(others),
-                tuple(columns[each] for each in others),
-                times,
-                copies.fused,
+                copies.value, sources, targets, times, copies.fused
             )
-            if share < 1.0:
-                arcs = arcs.of_readers(range(len(others)), share)
-            nodes = tuple(node for node, _ in others)
-            numbers = tuple(range(len(edges), len(edges) + len(nodes)))
-            groups.append(SharedEdges(arcs, (source,) * len(nodes), nodes, numbers))
-            tables = arcs.tables(arcs.usable.astype(float))
-            edges += map(Edge, groups[-1].sources, nodes, tables)
+            if len(others) < len(readers):
+                arcs = arcs.of_readers(range(len(others)), len(others) / len(readers))
+            ends = (source,) * len(others), tuple(readers[each][0] for each in others)
+            numbers = tuple(range(len(edges), len(edges) + len(others)))
+            groups.append(SharedEdges(arcs, *ends, numbers))
+            edges += map(Edge, *ends, arcs.tables(arcs.usable.astype(float)))
         return Sharing(Problem(self._costs_of(held, byte_seconds), tuple(edges)), tuple(groups))
 
     @cached_property
@@ -128,12 +123,9 @@ class ClassProblem:
     def _is_second(self, c: int, position: int) -> bool:
         """Whether the operations of a class read an operand twice in the same way (x * x): it is
         resharded once."""
-        op, operands = (
-            self.classes.part.graph.ops[int(self.classes.members[c])],
-            self.ops[c].operands,
-        )
-        first = op.operands.index(op.operands[position])
-        return first < position and operands[first] is operands[position]
+        tensors = self.classes.part.graph.ops[int(self.classes.members[c])].operands
+        first, columns = tensors.index(tensors[position]), self.ops[c].operands
+        return first < position and columns[first] is columns[position]
 
     @property
     def _copies(self) -> Counter[_Copies]:

@@ -12,6 +12,7 @@ from shardopt.solve.assignment.sharing import price_splitting
 from shardopt.solve.assignment.sharing.price_rounds import PriceRounds
 from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
+from shardopt.solve.assignment.table_store import TableStore
 from tests.unit.solve.assignment.test_shared_edges import exact, random_sharing, true_cost
 
 
@@ -141,3 +142,23 @@ def test_nothing_is_sought_beyond_the_gap_that_was_asked_for(
     solution = price_splitting.solve_shared(sharing, exact, SearchLimits(gap_tolerance=gap))
     assert (not sought) == is_close
     assert solution.gap <= 0.5
+
+
+@pytest.mark.parametrize("by_ascent", [False, True], ids=["few tables", "many tables"])
+@pytest.mark.parametrize("seed", range(8))
+def test_brief_answers_lie_between_their_bounds_and_the_start(
+    monkeypatch: pytest.MonkeyPatch, seed: int, by_ascent: bool
+) -> None:
+    if by_ascent:
+        monkeypatch.setattr(price_splitting, "_FEW_FOR_MANY", 0)
+        monkeypatch.setattr(price_splitting, "_FEW_NODES", 0)
+    sharing, limits = random_sharing(seed), SearchLimits(gap_tolerance=0.01, work=10_000_000)
+    best, start = least_cost(sharing), (0,) * sharing.problem.num_nodes
+    assert price_splitting.bound_alone(sharing, limits) <= best + 1e-9
+    solution = price_splitting.solve_briefly(sharing, limits, start, TableStore())
+    found = true_cost(sharing, solution.choice) if solution.choice else float("inf")
+    assert best - 1e-9 <= found
+    if by_ascent and true_cost(sharing, start) < float("inf"):
+        assert solution.objective == pytest.approx(found)
+        assert solution.bound <= best + 1e-9
+        assert found <= true_cost(sharing, start)
