@@ -31,8 +31,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from shardopt.support.time_limits import ENDS, limit_time
+
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_SECONDS = 60  # shardopt-opt itself gives up reading damaged bytecode after 30
+# Of the processor; shardopt-opt itself gives up reading damaged bytecode after 30.
+TIMEOUT_SECONDS = 60
 # What asks for more is wrong, and would have the system end other processes.
 _MEMORY_BYTES = 6 << 30
 PIPELINE = "pipeline"
@@ -210,7 +213,7 @@ def _child(work: Callable[[], int], errors: Path, seconds: int) -> None:
     """Never returns."""
     code = 70
     try:
-        signal.alarm(seconds)
+        limit_time(seconds)
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -228,7 +231,7 @@ def verdict_of(status: int, text: str) -> str:
     """ "ran", "refused", or what must not happen."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return "hung" if number == signal.SIGALRM else f"crashed ({signal.Signals(number).name})"
+        return "hung" if number in ENDS else f"crashed ({signal.Signals(number).name})"
     code = os.WEXITSTATUS(status)
     if code == 0:
         return "ran"
