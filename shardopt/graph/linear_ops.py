@@ -93,9 +93,9 @@ def leaves_terms(op: Op, zeros: Set[int]) -> bool:
     return op.name in ("dot_general", "convolution")
 
 
-def plain_zeros(graph: OpGraph) -> frozenset[int]:
-    """Tensors whose elements are all zero, as far as that is plain."""
-    zeros: set[int] = set()
+def plain_zeros(graph: OpGraph, known: Set[int] = frozenset()) -> frozenset[int]:
+    """Tensors whose elements are all zero, as far as that is plain; `known` come from outside."""
+    zeros = set(known)
     for op in graph.ops:
         if op.zero or (op.name in _KEEPS_ZEROS and op.operands[0] in zeros):
             zeros.update(op.results)

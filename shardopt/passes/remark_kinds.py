@@ -14,6 +14,7 @@ REMARK_KINDS = {
     "explain": "why a value is sharded as it is; always printed where it is asked for",
     "full-batch-epilogue": "what mixes rows of the batch runs once a step, on all of it",
     "layers": "the numbers of layers that were tried",
+    "left-out-factor": "what all rows wait for multiplies their sums, behind the loop",
     "microbatches": "the numbers of microbatches that were tried",
     "no-batch": "no batch was found: the step is one microbatch",
     "no-batch-structure": "why a step cannot be cut along its batch",

@@ -18,7 +18,10 @@ Loops, branches and manual regions that carry the batch have the rows of a micro
    through loops and branches (`shardopt.solve.microbatches.region_axis`) and code for one device
    (`shardopt.solve.microbatches.island_axis`).
 3. Place the ops on demand (`shardopt.solve.microbatches.time_plan`).
-4. Write the loop (`shardopt.passes.microbatches.microbatch_loop`).
+4. Where rows wait for a number of the whole batch that they only hand on, as the gradient of the
+   root of a mean does, leave it out of the loop (`shardopt.solve.microbatches.factors`) and begin
+   again.
+5. Write the loop (`shardopt.passes.microbatches.microbatch_loop`).
 
 A single microbatch adds to nothing: what it makes replaces what the loop begins with. Of several,
 sums of numbers of 16 or 8 bits are kept in f32, and rounded once, behind the loop.
@@ -71,6 +74,7 @@ from shardopt.passes.microbatches.find_batch import (
     mark_batch,
     mark_undecided,
 )
+from shardopt.passes.microbatches.leave_out_factor import leave_out_factor
 from shardopt.passes.microbatches.microbatch_loop import LoopWriter, StepReader
 from shardopt.passes.microbatches.split_conditional import split_conditional
 from shardopt.solve.microbatches.axis import (
@@ -80,6 +84,7 @@ from shardopt.solve.microbatches.axis import (
     Mixing,
     TimeAxis,
 )
+from shardopt.solve.microbatches.factors import find_factor
 from shardopt.solve.microbatches.time_plan import plan_loop
 from shardopt.solve.microbatches.whole_step import plan_single
 
@@ -94,6 +99,10 @@ _ADVICE = {
     "keep the batch whole with num-microbatches=1",
     Mixing.OTHER: "num-microbatches=1 keeps the batch whole",
 }
+_LEFT_OUT = (
+    "needs a number that is known when all rows are; the backward pass does without it, and what "
+    "that accumulates is multiplied by it"
+)
 _WHOLE_STEP = "the loop has one iteration, of the whole step"
 
 
@@ -229,6 +238,10 @@ class SplitMicrobatches(Pass):
                     # Neither is split again: one only yields sums, the other reads no rows.
                     _split_conditional(reader, error.sums)
                     continue
+                if error.factor is not None:  # which leaves fewer operations that wait
+                    leave_out_factor(reader, error.factor)
+                    pm.remark("left-out-factor", reader.handle(error.op, error.regions), _LEFT_OUT)
+                    continue
                 chosen = self._in_parts(module, main, chosen)
                 if chosen is None:
                     raise _explain(error, main, reader, pm) from None
@@ -334,7 +347,9 @@ def _plan_loop(
         return plan_loop(graph, replace(batch, weights=batch.weights | frozenset(batch.splits)))[1]
     except CouplingError as error:
         is_split = error.sums is not None and _may_be_split(reader, error.sums)
-        if not single and (coupling == "error" or is_split):
+        if not single and not is_split:
+            error.factor = find_factor(graph, batch, error)
+        if not single and (coupling == "error" or is_split or error.factor is not None):
             raise
     try:
         return plan_loop(graph, replace(batch, per_microbatch=True))[1]

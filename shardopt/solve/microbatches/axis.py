@@ -79,6 +79,19 @@ class BranchSums:
     tensors: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True)
+class Factor:
+    """What is to be done without `scalar`, a tensor of one element that is known behind the loop
+    alone. `copies` (indices of operations) make of it what rows read, and make the same of 1; `ops`
+    have rows, and read those copies; `scaled`, tensors that they accumulate, are multiplied by
+    it."""
+
+    scalar: int
+    copies: tuple[int, ...]
+    ops: tuple[int, ...]
+    scaled: tuple[int, ...]
+
+
 class CouplingError(UserError):
     """`op` (index) mixes microbatches; `origin` is the op that made the accumulated value it needs,
     or None; `reader` an op of the model that needs what it makes, where one is known.
@@ -105,6 +118,7 @@ class CouplingError(UserError):
         self.regions: tuple[tuple[int, int], ...] = ()
         self.origin_depth = 0
         self.sums: BranchSums | None = None
+        self.factor: Factor | None = None
 
     def enter(self, op: int, region: int) -> None:
         """Say that all of it stands in a region of `op`."""

@@ -48,11 +48,22 @@ _DECIDED = frozenset({"case", "if"})
 
 def analyse(graph: OpGraph, batch: Batch) -> TimeAxis:
     """Raises CouplingError when the step cannot be cut along the batch."""
+    walk = _walk(graph, batch)
+    walk.refuse_couplings()
+    return walk.axis()
+
+
+def follow(graph: OpGraph, batch: Batch) -> TimeAxis:
+    """As `analyse`, also where the step cannot be cut: behind what couples microbatches, values are
+    of the whole batch."""
+    return _walk(graph, batch).axis()
+
+
+def _walk(graph: OpGraph, batch: Batch) -> _Walk:
     walk = _Walk(graph, batch)
     for index in range(len(graph.ops)):
         walk.visit(index)
-    walk.refuse_couplings()
-    return walk.axis()
+    return walk
 
 
 def _analyse_region(

@@ -75,6 +75,14 @@ OPS: dict[str, Callable[..., jax.Array]] = {
     "normed": lambda a, b, w: a / (1 + jnp.sqrt(jnp.sum(b**2, axis=-1, keepdims=True))),
 }
 
+# Of the loss, which sums over the batch.
+FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "itself": lambda total: total,
+    "root": lambda total: jnp.sqrt(total + 0.1),
+    "flooded": lambda total: jnp.abs(total - 0.3),
+    "logarithm and itself": lambda total: jnp.log(total + 0.1) + 0.5 * total,
+}
+
 Program = list[tuple[str, int, int, int]]
 programs = st.lists(
     st.tuples(
@@ -100,9 +108,11 @@ def run(program: Program, weights: list[jax.Array], x: jax.Array, y: jax.Array) 
 
 
 @pytest.mark.slow
-@given(programs, st.sampled_from([2, 4]), st.booleans())
+@given(programs, st.sampled_from([2, 4]), st.booleans(), st.sampled_from(sorted(FUNCTIONS)))
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-def test_a_random_step_is_exact_or_refused(program: Program, count: int, train: bool) -> None:
+def test_a_random_step_is_exact_or_refused(
+    program: Program, count: int, train: bool, function: str
+) -> None:
     weights = [normal(0, WIDTH, WIDTH), normal(1, WIDTH, WIDTH)]
     x = normal(2, ROWS, WIDTH)
     y = normal(3, ROWS, WIDTH)
@@ -110,7 +120,8 @@ def test_a_random_step_is_exact_or_refused(program: Program, count: int, train: 
     def step(weights: Any, x: jax.Array, y: jax.Array) -> Any:
         def loss(weights: Any) -> Any:
             values = run(program, weights, x, y)
-            return sum(jnp.mean(value**2) for value in values[-1:]), values[-3:]
+            total = sum((jnp.mean(value**2) for value in values[-1:]), start=jnp.zeros(()))
+            return FUNCTIONS[function](total), values[-3:]
 
         if not train:
             return weights, loss(weights)
