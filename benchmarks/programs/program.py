@@ -66,6 +66,8 @@ LIBRARIES = (
     Library("JAX", "plain_loops", ()),
     Library("JAX", "plain_arrays", ()),
     Library("JAX", "plain_losses", ()),
+    Library("JAX", "plain_models", ()),
+    Library("JAX", "plain_state", ()),
     Library("Optax", "optax_steps", ("optax",)),
     Library("Optax", "optax_wrappers", ("optax",)),
     Library("Flax linen", "linen_steps", ("flax", "optax")),
