@@ -87,11 +87,23 @@ class _Both:
 
     def strategies(self, op: int, along: Allowed, weights: Allowed) -> Sequence[int]:
         """Of an operation, by what either method allows without the axis of the other; where they
-        have none in common, what the second allows, and nothing if that is nothing."""
+        have none in common, what the second allows, and nothing if that is nothing. Where what they
+        have reads terms of sums alone, tokens may be gathered: XLA splits either the rows of a
+        table or the tokens that are added to them."""
         strategies = self._tables.ops[op].strategies
         of_weights = self._fitting(op, weights, self._along, range(len(strategies)))
         of_both = self._fitting(op, along, self._weights, of_weights)
+        if of_both and all(self._reads_terms(strategies[number]) for number in of_both):
+            gathered = (n for n in of_weights if not self._uses_along(strategies[n]))
+            of_both = tuple(dict.fromkeys((*of_both, *gathered)))
         return of_both or (of_weights if op in weights else ())
+
+    def _reads_terms(self, strategy: Strategy) -> bool:
+        return any(self._along in sharding.unreduced for sharding in strategy.operands)
+
+    def _uses_along(self, strategy: Strategy) -> bool:
+        shardings = (*strategy.operands, *strategy.results)
+        return any(self._along in (*each.axes, *each.unreduced) for each in shardings)
 
     def _fitting(
         self, op: int, allowed: Allowed, other: str, numbers: Iterable[int]
