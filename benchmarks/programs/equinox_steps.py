@@ -184,7 +184,40 @@ def error_if() -> Trial:
     return _with_adam(_mlp(), loss)
 
 
+def ensemble() -> Trial:
+    """Three models made by filter_vmap, each with the whole batch."""
+    models_ = eqx.filter_vmap(lambda key: eqx.nn.MLP(WIDTH, WIDTH, WIDTH, 2, key=key))(
+        jax.random.split(_KEY, 3)
+    )
+
+    def loss(models_: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return eqx.filter_vmap(_mse, in_axes=(eqx.if_array(0), None, None))(models_, x, y).sum()
+
+    return _with_adam(models_, loss)
+
+
+class _Checkpointed(eqx.Module):
+    layers: list[Any]
+    attention: Any
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x + self.attention(x, x, x)
+        for layer in self.layers:
+            x = eqx.filter_checkpoint(lambda layer, x: x + jnp.tanh(jax.vmap(layer)(x)))(layer, x)
+        return x
+
+
+def checkpointed() -> Trial:
+    """Attention, and layers under filter_checkpoint."""
+    keys = jax.random.split(_KEY, 4)
+    attention = eqx.nn.MultiheadAttention(4, WIDTH, key=keys[0])
+    model = _Checkpointed([eqx.nn.Linear(WIDTH, WIDTH, key=key) for key in keys[1:]], attention)
+    return _with_adam(model, batches=models.rows(5, WIDTH))
+
+
 PROGRAMS = {
+    "filter_vmap, an ensemble": ensemble,
+    "attention, filter_checkpoint": checkpointed,
     "filter_value_and_grad": plain,
     "under filter_jit": filter_jit,
     "convolutions NCHW": convolutions,

@@ -169,7 +169,55 @@ def functional() -> Trial:
     return Trial(step, (state,), models.rows())
 
 
+def ensemble() -> Trial:
+    """Three models with one batch, made and trained under `nnx.vmap`."""
+
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def make(rngs: nnx.Rngs) -> Any:
+        return _Mlp(rngs)
+
+    def step(models: Any, optimizer: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        def loss(models: Any) -> jax.Array:
+            return nnx.vmap(_mse, in_axes=(0, None, None))(models, x, y).sum()
+
+        value, grads = nnx.value_and_grad(loss)(models)
+        optimizer.update(models, grads)
+        return value
+
+    return _trial(make(nnx.Rngs(0)), step)
+
+
+class _Average(nnx.Variable[Any]):
+    """What goes on beside the parameters."""
+
+
+class _Averaged(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.net = _Mlp(rngs)
+        self.mean = _Average(jnp.zeros(WIDTH))
+        self.calls = _Average(jnp.int32(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        out = self.net(x - self.mean[...])
+        self.mean[...] = 0.9 * self.mean[...] + 0.1 * jax.lax.stop_gradient(x.mean(0))
+        self.calls[...] += 1
+        return out
+
+
+def own_variables() -> Trial:
+    return _trial(_Averaged(nnx.Rngs(0)))
+
+
+def recurrent() -> Trial:
+    model = nnx.RNN(nnx.GRUCell(WIDTH, WIDTH, rngs=nnx.Rngs(0)))
+    return _trial(model, batches=models.rows(5, WIDTH))
+
+
 PROGRAMS = {
+    "nnx.vmap, an ensemble": ensemble,
+    "variables of their own kind": own_variables,
+    "nnx.RNN of GRUCell": recurrent,
     "Optimizer": plain,
     "under nnx.jit": jitted,
     "Dropout with rngs": dropout,

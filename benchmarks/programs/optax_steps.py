@@ -83,6 +83,10 @@ _OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adaptive_grad_clip": _agc,
     "add_noise": _noisy,
     "contrib.muon": functools.partial(optax.contrib.muon, 1e-2),
+    "contrib.prodigy": functools.partial(optax.contrib.prodigy, 0.1),
+    "contrib.ademamix": functools.partial(optax.contrib.ademamix, 1e-2),
+    "contrib.galore": functools.partial(optax.contrib.galore, 1e-2, rank=4),
+    "novograd": functools.partial(optax.novograd, 1e-2),
     "contrib.schedule_free": functools.partial(optax.contrib.schedule_free_adamw, 1e-2),
 }
 PROGRAMS = {name: functools.partial(trial, make) for name, make in _OPTIMIZERS.items()}

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from benchmarks.programs import models
@@ -117,6 +118,52 @@ def lbfgs() -> Trial:
     return Trial(step, (params, optimizer.init(params)), ((x, y),) * 3, tolerance=1e-4)
 
 
+def _with_value(make: Any) -> Trial:
+    """An optimizer that is told the loss."""
+    optimizer, params = make(), models.mlp()
+
+    def step(params: Any, state: Any, x: jax.Array, y: jax.Array) -> Any:
+        value, grads = jax.value_and_grad(models.squared_error)(params, x, y)
+        updates, state = optimizer.update(grads, state, params, value=value, grad=grads)
+        return optax.apply_updates(params, updates), state, value
+
+    return Trial(step, (params, optimizer.init(params)), models.rows(), tolerance=1e-4)
+
+
+def private() -> Trial:
+    """Gradients of single rows, clipped, summed, and with noise (DP-SGD)."""
+    optimizer, params = optax.contrib.dpsgd(0.1, 0.5, 0.1, 0), models.mlp()
+
+    def step(params: Any, state: Any, x: jax.Array, y: jax.Array) -> Any:
+        grads = jax.vmap(jax.grad(models.squared_error), (None, 0, 0))(params, x, y)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return Trial(step, (params, optimizer.init(params)), models.rows())
+
+
+def speech() -> Trial:
+    """Connectionist temporal classification of padded frames and labels."""
+
+    def loss(params: Any, frames: jax.Array, ends: jax.Array, labels: jax.Array) -> jax.Array:
+        logits = models.apply_mlp(params, frames)
+        late = (jnp.arange(frames.shape[1]) >= ends[:, None]).astype(frames.dtype)
+        padded = (labels == 0).astype(frames.dtype)
+        return optax.ctc_loss(logits, late, labels, padded).mean()
+
+    batches = tuple(
+        (
+            models.normal(100 + k, models.BATCH, 9, models.WIDTH),
+            jnp.arange(models.BATCH) % 3 + 7,
+            jnp.pad(
+                jax.random.randint(jax.random.key(k), (models.BATCH, 3), 1, 16), ((0, 0), (0, 1))
+            ),
+        )
+        for k in range(3)
+    )
+    return Trial(models.sgd_step(loss), (models.mlp(2),), batches)
+
+
 PROGRAMS = {
     "MultiSteps": functools.partial(trial, _multi_steps),
     "MultiSteps, skip_large_updates": functools.partial(trial, _skip_large),
@@ -127,4 +174,7 @@ PROGRAMS = {
     "SAM, by hand": sam,
     "contrib.sam, opaque": sam_of_optax,
     "L-BFGS with line search": lbfgs,
+    "polyak_sgd": functools.partial(_with_value, lambda: optax.polyak_sgd(0.5)),
+    "contrib.dpsgd, gradients of rows": private,
+    "ctc_loss": speech,
 }

@@ -125,6 +125,30 @@ def flooding() -> Trial:
     return Trial(models.sgd_step(loss), (models.mlp(),), models.rows())
 
 
+def root_of_the_mean() -> Trial:
+    """Through a scan over layers that are computed again."""
+
+    def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        @jax.checkpoint
+        def layer(x: jax.Array, layer: Any) -> Any:
+            return x + jnp.tanh(x @ layer["w"] + layer["b"]), None
+
+        return jnp.sqrt(jnp.mean((lax.scan(layer, x, params)[0] - y) ** 2))
+
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models.mlp())
+    return Trial(models.sgd_step(loss), (stacked,), models.rows())
+
+
+def perplexity() -> Trial:
+    """The exponential of a mean over the tokens that count, whose table is tied."""
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        counts = (tokens[:, 1:] != 0).astype(jnp.float32)
+        return jnp.exp(-jnp.sum(_chosen(params, tokens) * counts) / counts.sum())
+
+    return Trial(models.sgd_step(loss), (_language_model(),), models.tokens(_LENGTH))
+
+
 def hard_examples() -> Trial:
     """The mean of the largest losses alone."""
 
@@ -142,5 +166,7 @@ PROGRAMS = {
     "distillation": distillation,
     "groups of answers (GRPO)": groups_of_answers,
     "flooding": flooding,
+    "root of the mean": root_of_the_mean,
+    "perplexity": perplexity,
     "largest losses alone": hard_examples,
 }

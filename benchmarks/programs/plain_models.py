@@ -367,19 +367,17 @@ def teacher_by_average() -> Trial:
 
 
 def ragged_experts() -> Trial:
-    """Tokens of each row are sorted by expert, and multiplied group by group."""
+    """Tokens of all rows are sorted by expert, and multiplied group by group."""
 
     def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-        def row(tokens: jax.Array) -> jax.Array:
-            scores = jax.nn.softmax(tokens @ params["router"])
-            expert = scores.argmax(-1)
-            order = jnp.argsort(expert)
-            sizes = jnp.bincount(expert, length=4)
-            done = lax.ragged_dot(tokens[order], params["experts"], sizes)
-            back = jnp.zeros_like(done).at[order].set(done)
-            return back * jnp.take_along_axis(scores, expert[:, None], -1)
-
-        return jnp.mean((x + lax.map(row, x) - y) ** 2)
+        tokens = x.reshape(-1, WIDTH)
+        scores = jax.nn.softmax(tokens @ params["router"])
+        expert = scores.argmax(-1)
+        order = jnp.argsort(expert)
+        done = lax.ragged_dot(tokens[order], params["experts"], jnp.bincount(expert, length=4))
+        back = jnp.zeros_like(done).at[order].set(done)
+        mixed = back * jnp.take_along_axis(scores, expert[:, None], -1)
+        return jnp.mean((x + mixed.reshape(x.shape) - y) ** 2)
 
     params = {"router": weights(1, WIDTH, 4), "experts": weights(2, 4, WIDTH, WIDTH)}
     return Trial(models.sgd_step(loss), (params,), models.rows(6, WIDTH))
