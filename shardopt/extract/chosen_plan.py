@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
@@ -121,24 +122,42 @@ def main_of(module: ir.Module) -> ir.Operation:
     return main
 
 
+class Holder(NamedTuple):
+    """What runs on one mesh (`ChosenPart`), unread."""
+
+    op: ir.Operation
+    mesh: Mesh
+    arguments: tuple[Sharding, ...]
+
+    @property
+    def numbered(self) -> list[ir.Operation]:
+        """The operations that have a strategy."""
+        return numbered_operations(self.op.regions[0].blocks[0])
+
+
+def find_holders(module: ir.Module) -> tuple[Holder, ...]:
+    """Each fragment, or `@main`. Raises ValueError for a module that is not in the chosen form."""
+    main = main_of(module)
+    if TOPOLOGY not in main.attributes:
+        return (Holder(main, read_plain_mesh(main), read_strategy(main).operands),)
+    meshes = {mesh.name: mesh for mesh in read_topology(main)}
+    return tuple(
+        Holder(
+            op,
+            meshes[ir.StringAttr(op.attributes["mesh_name"]).value],
+            tuple(map(_sharding, op.operands)),
+        )
+        for op in operations(module.operation, ("mpmd.fragment",))
+    )
+
+
 def read_parts(module: ir.Module, *, with_attribute: str = "") -> tuple[ChosenPart, ...]:
     """Each fragment, or `@main`; only those `with_attribute`, if one is named. Raises ValueError
     for a module that is not in the chosen form."""
-    main = main_of(module)
-    if TOPOLOGY not in main.attributes:
-        mesh = read_plain_mesh(main)
-        holders = {main: (mesh, read_strategy(main).operands)}
-    else:
-        meshes = {mesh.name: mesh for mesh in read_topology(main)}
-        holders = {
-            op: (
-                meshes[ir.StringAttr(op.attributes["mesh_name"]).value],
-                tuple(map(_sharding, op.operands)),
-            )
-            for op in operations(module.operation, ("mpmd.fragment",))
-        }
     return tuple(
-        _part(op, *how) for op, how in holders.items() if with_attribute in ("", *op.attributes)
+        _part(*holder)
+        for holder in find_holders(module)
+        if with_attribute in ("", *holder.op.attributes)
     )
 
 

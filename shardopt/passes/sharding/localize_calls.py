@@ -33,7 +33,7 @@ from shardopt.dialect.custom_calls import PARTITIONED
 from shardopt.dialect.manual import ManualRegion, create_region
 from shardopt.dialect.strategy import CLONE, STRATEGY, OpStrategy, read_strategy, write_strategy
 from shardopt.extract.call_rules import CALL, call_rule, fit_call
-from shardopt.extract.chosen_plan import read_parts
+from shardopt.extract.chosen_plan import find_holders
 from shardopt.extract.shardy_rules import RULE, is_own_rule
 from shardopt.ir.rewriting import defining
 from shardopt.ir.splats import splat_constant
@@ -169,10 +169,10 @@ class LocalizeCalls(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:
-            parts = read_parts(module)
+            holders = find_holders(module)
         except ValueError as error:
             raise pm.error(module.operation, str(error)) from error
-        calls = [(op, part.mesh) for part in parts for op in part.reader.handles if op.name == CALL]
+        calls = [(op, each.mesh) for each in holders for op in each.numbered if op.name == CALL]
         split = 0
         for op, mesh in calls:
             try:
