@@ -291,6 +291,25 @@ def slope(groups: Groups, use: np.ndarray) -> float:
 
 
 @njit(cache=True, nogil=True)
+def level_of_some(values: np.ndarray, total: float) -> float:
+    """What to take off the values so that those of them that stay positive add up to `total`;
+    sorts them, largest first."""
+    for number in range(1, len(values)):
+        value, at = values[number], number
+        while at > 0 and values[at - 1] < value:
+            values[at] = values[at - 1]
+            at -= 1
+        values[at] = value
+    added, level = 0.0, 0.0
+    for number in range(len(values)):
+        added += values[number]
+        excess = (added - total) / (number + 1)
+        if values[number] > excess:
+            level = excess
+    return level
+
+
+@njit(cache=True, nogil=True)
 def move(
     groups: Groups, direction: np.ndarray, step: float, shares: np.ndarray, scratch: Scratch
 ) -> None:
@@ -300,27 +319,20 @@ def move(
         begin, end = groups.edge_first[group], groups.edge_first[group + 1]
         first = groups.arc_first[group]
         for a in range(groups.arc_first[group + 1] - first):
-            seconds, count, moves = groups.seconds[first + a], 0, False
-            for r in range(begin, end):
-                moves |= direction[groups.share_first[r] + a] != 0.0
-            if not moves:
-                continue
+            seconds, moves = groups.seconds[first + a], False
+            total, least, count = 0.0, np.inf, 0
             for r in range(begin, end):
                 place = groups.share_first[r] + a
+                moves |= direction[place] != 0.0
                 if groups.usable[place]:
                     value = shares[place] + step * seconds * direction[place]
-                    at = count
-                    while at > 0 and scratch.ordered[at - 1] < value:
-                        scratch.ordered[at] = scratch.ordered[at - 1]
-                        at -= 1
-                    scratch.ordered[at] = value
-                    count += 1
-            total, level = 0.0, 0.0
-            for number in range(count):
-                total += scratch.ordered[number]
-                excess = (total - seconds) / (number + 1)
-                if scratch.ordered[number] > excess:
-                    level = excess
+                    scratch.ordered[count] = value
+                    total, least, count = total + value, min(least, value), count + 1
+            if not moves:
+                continue
+            level = (total - seconds) / count
+            if least < level:
+                level = level_of_some(scratch.ordered[:count], seconds)
             for r in range(begin, end):
                 place = groups.share_first[r] + a
                 if groups.usable[place]:
