@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import fsum, inf
 from typing import Literal, NamedTuple
 
@@ -75,6 +76,12 @@ class Problem:
     @property
     def num_nodes(self) -> int:
         return len(self.costs)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """The nodes u and v of each edge: int64 `[edges, 2]`."""
+        ends = [(edge.u, edge.v) for edge in self.edges]
+        return np.array(ends, dtype=np.int64).reshape(-1, 2)
 
     @property
     def has_memory(self) -> bool:

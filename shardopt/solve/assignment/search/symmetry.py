@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from hashlib import blake2b
 
 import numpy as np
@@ -38,12 +38,16 @@ _MAX_SHARE_LEFT = 0.5
 
 @dataclass(frozen=True, eq=False)
 class TiedProblem:
-    """`problem` has one node for each colour after `rounds` rounds: node n of the original is node
+    """`problem` has one node for each colour after `rounds` rounds: node n of the `whole` is node
     `colours[n]`."""
 
-    problem: Problem
+    whole: Problem
     colours: np.ndarray
     rounds: int
+
+    @cached_property
+    def problem(self) -> Problem:
+        return tie(self.whole, self.colours)
 
     def spread(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The assignment of the original problem that belongs to one of the tied problem."""
@@ -61,8 +65,7 @@ class Refinement:
 
     def __init__(self, problem: Problem) -> None:
         names = _Names()
-        self._u = np.array([edge.u for edge in problem.edges], dtype=np.int64)
-        self._v = np.array([edge.v for edge in problem.edges], dtype=np.int64)
+        self._u, self._v = problem.ends.T
         tables = np.array([names.of(edge.cost) for edge in problem.edges], dtype=_U64)
         # Whether a node is at the rows or at the columns of a table tells it from others.
         self._out, self._in = mixed(tables), mixed(tables ^ _U64(0x5555555555555555))
@@ -96,7 +99,7 @@ def tie_repeated(problem: Problem) -> TiedProblem | None:
         min(most, _MAX_TIED_NODES) if rounds else most
     ):
         colours, rounds = refinement.colours, rounds + 1
-    return TiedProblem(tie(problem, colours), colours, rounds) if rounds else None
+    return TiedProblem(problem, colours, rounds) if rounds else None
 
 
 def tie(problem: Problem, colours: np.ndarray) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,13 +38,11 @@ class _Packed:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Sides:
-    """Where an edge's classes come from: its ends, the places of their maps, and their numbers of
-    classes; `table` is the place of its table, or -1 where it has one of its own."""
+class _Kind(NamedTuple):
+    """What edges with the same classes have in common: the places of the maps of their rows and
+    columns, the numbers of classes, and the place of their table, or -1 where each has one of its
+    own."""
 
-    u: int
-    v: int
     row: int
     column: int
     rows: int
@@ -54,20 +52,19 @@ class _Sides:
 
 @dataclass(frozen=True, eq=False)
 class ClassProblem:
-    """`tables` has room for the tables of the shared edges. `forbidden` seconds stand for what may
-    not be: a little more than the cost of any assignment, so that bounds hold and sums are exact
-    enough. Edge e of the problem has the half edges `halves[e]` at its rows and at its columns, -1
-    where it leads from a node to itself: int64 `[edges, 2]`."""
+    """`tables` has room for the tables of the shared edges that have their own. `forbidden` seconds
+    stand for what may not be: a little more than the cost of any assignment, so that bounds hold
+    and sums are exact enough. Edge e of the problem has the half edges `halves[e]` at its rows and
+    at its columns, -1 where it leads from a node to itself: int64 `[edges, 2]`."""
 
     flat: Classes
-    groups: Groups
     tables: np.ndarray
     forbidden: float
     halves: np.ndarray
 
-    def scratch(self) -> Scratch:
+    def scratch(self, readers: int = 0) -> Scratch:
+        """For groups of at most so many readers."""
         classes = int(self.flat.classes.max(initial=0))
-        readers = int(np.diff(self.groups.edge_first).max(initial=0))
         return Scratch(
             np.zeros(int(np.diff(self.flat.first).max(initial=0))),
             np.zeros(classes),
@@ -77,70 +74,78 @@ class ClassProblem:
         )
 
 
-def class_problem(sharing: Sharing, forbidden: float) -> ClassProblem:
-    """The arrays of a problem; memory aside."""
+def class_problem(
+    sharing: Sharing,
+    forbidden: float,
+    tables: Sequence[Sequence[np.ndarray]] | None = None,
+) -> ClassProblem:
+    """The arrays of a problem; memory aside. `tables[g][r]` `[S, T_r]` are what reader r of group g
+    pays where that stays as it is; otherwise each shared edge gets room for its own."""
     maps, packed = _Packed(np.int64), _Packed(np.float64)
-    costs, number_of, sides = _read(sharing, maps, packed)
-    tables = packed.array
-    sizes = np.array([side.rows * side.columns if side.table < 0 else 0 for side in sides])
-    own = len(tables) + _starts(sizes)
-    places = np.array([side.table for side in sides], dtype=np.int64)
-    first = np.where(places < 0, own[:-1], places)
-    flat, ends = _flat(costs, sides, maps.array, first, forbidden)
-    tables = np.concatenate([tables, np.zeros(int(sizes.sum()))])
-    tables[tables == np.inf] = forbidden
-    halves = np.full((len(sharing.problem.edges), 2), -1, dtype=np.int64)
-    halves[list(number_of)] = ends[list(number_of.values())]
-    return ClassProblem(flat, _groups(sharing, number_of, ends[:, 0]), tables, forbidden, halves)
+    kinds, kind_of = _read(sharing, maps, packed, tables)
+    ends = sharing.problem.ends
+    costs = list(sharing.problem.costs)
+    joins = ends[:, 0] != ends[:, 1]
+    for number in np.flatnonzero(~joins).tolist():  # edges from a node to itself are costs
+        edge = sharing.problem.edges[number]
+        costs[edge.u] = costs[edge.u] + np.diagonal(edge.cost)
+    shapes = np.array(kinds, dtype=np.int64).reshape(-1, len(_Kind._fields))[kind_of[joins]]
+    known = packed.array
+    sizes = np.where(shapes[:, 4] < 0, shapes[:, 2] * shapes[:, 3], 0)
+    first = np.where(shapes[:, 4] < 0, len(known) + _starts(sizes)[:-1], shapes[:, 4])
+    flat, positions = _flat(costs, ends[joins], shapes, maps.array, first, forbidden)
+    all_tables = np.concatenate([known, np.zeros(int(sizes.sum()))])
+    all_tables[all_tables == np.inf] = forbidden
+    halves = np.full((len(ends), 2), -1, dtype=np.int64)
+    halves[joins] = positions
+    return ClassProblem(flat, all_tables, forbidden, halves)
 
 
 def _read(
-    sharing: Sharing, maps: _Packed, packed: _Packed
-) -> tuple[list[np.ndarray], dict[int, int], list[_Sides]]:
-    """Costs, the new number of each edge, and its sides. Edges from a node to itself are costs."""
-    problem = sharing.problem
-    shared = {
-        edge: (group.arcs, reader)
-        for group in sharing.groups
-        for reader, edge in enumerate(group.edges)
-    }
-    cores: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-    costs, number_of, sides = list(problem.costs), dict[int, int](), list[_Sides]()
-    for number, edge in enumerate(problem.edges):
-        if edge.u == edge.v:
-            costs[edge.u] = costs[edge.u] + np.diagonal(edge.cost)
-            continue
-        place = -1
-        if number in shared:
-            arcs, reader = shared[number]
-            row, column = arcs.rows[reader], arcs.columns[reader]
-            shape = arcs.missing[reader].shape
-        else:
-            if id(edge.cost) not in cores:
-                cores[id(edge.cost)] = table_classes(edge.cost)
-            table, row, column = cores[id(edge.cost)]
-            shape, place = table.shape, packed.place(table)
-        number_of[number] = len(sides)
-        ends = maps.place(row), maps.place(column)
-        sides.append(_Sides(edge.u, edge.v, *ends, shape[0], shape[1], place))
-    return costs, number_of, sides
+    sharing: Sharing,
+    maps: _Packed,
+    packed: _Packed,
+    tables: Sequence[Sequence[np.ndarray]] | None,
+) -> tuple[list[_Kind], np.ndarray]:
+    """The kinds of edges, and the kind of each: int64 `[edges]`."""
+    edges = sharing.problem.edges
+    kinds, kind_of = list[_Kind](), np.full(len(edges), -1, dtype=np.int64)
+    shared: dict[tuple[int, int], np.ndarray] = {}
+    for number, group in enumerate(sharing.groups):
+        arcs, own = group.arcs, None if tables is None else tables[number]
+        key = id(arcs), id(own)
+        if key not in shared:
+            shared[key] = len(kinds) + np.arange(len(arcs.paths))
+            for reader, missing in enumerate(arcs.missing):
+                ends = maps.place(arcs.rows[reader]), maps.place(arcs.columns[reader])
+                place = -1 if own is None else packed.place(own[reader])
+                kinds.append(_Kind(*ends, missing.shape[0], missing.shape[1], place))
+        kind_of[list(group.edges)] = shared[key]
+    private: dict[int, int] = {}
+    for number in np.flatnonzero(kind_of < 0).tolist():
+        cost = edges[number].cost
+        kind = private.get(id(cost))
+        if kind is None:
+            kind = private[id(cost)] = len(kinds)
+            table, row, column = table_classes(cost)
+            ends = maps.place(row), maps.place(column)
+            kinds.append(_Kind(*ends, table.shape[0], table.shape[1], packed.place(table)))
+        kind_of[number] = kind
+    return kinds, kind_of
 
 
 def _flat(
     costs: Sequence[np.ndarray],
-    sides: Sequence[_Sides],
+    ends: np.ndarray,
+    shapes: np.ndarray,
     maps: np.ndarray,
     table: np.ndarray,
     forbidden: float,
 ) -> tuple[Classes, np.ndarray]:
-    """The arrays, and the half edges at the rows and at the columns of each edge."""
-    count = len(sides)
-    ends, map_of, classes = (
-        np.array([(getattr(side, a), getattr(side, b)) for side in sides], dtype=np.int64)
-        .reshape(-1, 2)
-        .T.ravel()
-        for a, b in (("u", "v"), ("row", "column"), ("rows", "columns"))
-    )
+    """The arrays of edges between `ends` `[count, 2]` whose kinds are the rows of `shapes`, and the
+    half edges at the rows and at the columns of each."""
+    count = len(ends)
+    ends, map_of, classes = (each.T.ravel() for each in (ends, shapes[:, :2], shapes[:, 2:4]))
     other_end = np.concatenate([np.arange(count, 2 * count), np.arange(count)])
     edge = np.tile(np.arange(count), 2)
     order = np.lexsort((edge, ends[other_end], ends))
@@ -165,32 +170,38 @@ def _flat(
     return flat, position.reshape(2, count).T
 
 
-def _groups(sharing: Sharing, number_of: dict[int, int], out: np.ndarray) -> Groups:
-    """Readers that are tied to their source have no edge: they pay nothing."""
+def shared_groups(sharing: Sharing, problem: ClassProblem) -> Groups:
+    """The groups in the order of batches. Readers that are tied to their source have no edge: they
+    pay nothing."""
     paths, missing = _Packed(np.int64), _Packed(np.bool_)
-    groups = [group for batch in sharing.batches for group in batch.groups]
-    rows, counts, usable, place = list[tuple[int, ...]](), [], [np.zeros(0, dtype=np.bool_)], 0
-    for group in groups:
-        arcs, before = group.arcs, len(rows)
-        can_use = arcs.usable.copy()
-        for reader, edge in enumerate(group.edges):
-            path, gap = arcs.paths[reader], arcs.missing[reader]
-            if edge in number_of:
-                at = paths.place(path), path.shape[2], missing.place(gap)
-                rows.append((number_of[edge], *at, place))
-            else:
-                can_use[reader] = False
-            place += len(arcs.seconds)
-        counts.append(len(rows) - before)
-        usable.append(can_use.ravel())
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-    edges, path_first, length, gap_first, share_first = map(np.ascontiguousarray, columns)
+    # For each reader with an edge: its half edge, path, length, gap and first share.
+    readers, counts, arc_counts = [np.zeros((0, 5), dtype=np.int64)], [], []
+    usable, seconds, place = [np.zeros(0, dtype=np.bool_)], [np.zeros(0)], 0
+    for batch in sharing.batches:
+        arcs, out = batch.arcs, problem.halves[batch.edges, 0]
+        ways = np.array(
+            [
+                (paths.place(path), path.shape[2], missing.place(gap))
+                for path, gap in zip(arcs.paths, arcs.missing, strict=True)
+            ],
+            dtype=np.int64,
+        )
+        shares = place + len(arcs.seconds) * np.arange(out.size).reshape(out.shape)
+        rows = np.dstack([out, *np.broadcast_to(ways.T[:, None], (3, *out.shape)), shares])
+        readers.append(rows[out >= 0])
+        counts.append((out >= 0).sum(axis=1))
+        arc_counts.append(np.full(len(out), len(arcs.seconds)))
+        usable.append((arcs.usable & (out >= 0)[:, :, None]).ravel())
+        seconds.append(np.tile(arcs.seconds, len(out)))
+        place += usable[-1].size
+    columns = np.concatenate(readers).T
+    out, path_first, length, gap_first, share_first = map(np.ascontiguousarray, columns)
     return Groups(
-        edge_first=_starts(np.array(counts, dtype=np.int64)),
-        edges=edges,
-        out=out[edges],
-        arc_first=_starts(np.array([len(group.arcs.seconds) for group in groups], dtype=np.int64)),
-        seconds=np.concatenate([np.zeros(0), *(group.arcs.seconds for group in groups)]),
+        edge_first=_starts(np.concatenate([np.zeros(0, dtype=np.int64), *counts])),
+        edges=problem.flat.edge[out],
+        out=out,
+        arc_first=_starts(np.concatenate([np.zeros(0, dtype=np.int64), *arc_counts])),
+        seconds=np.concatenate(seconds),
         share_first=share_first,
         path=path_first,
         length=length,
@@ -202,4 +213,5 @@ def _groups(sharing: Sharing, number_of: dict[int, int], out: np.ndarray) -> Gro
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
+    """Where parts of these lengths begin one after the other, and where the last ends."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])

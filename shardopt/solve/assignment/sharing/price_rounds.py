@@ -62,10 +62,11 @@ class PriceRounds:
         return self.offer_choice(solution.choice)
 
     def offer_choice(self, choice: tuple[int, ...]) -> list[np.ndarray]:
-        objective = self.sharing.seconds(choice)
+        used = self.sharing.used(choice)
+        objective = self.sharing.seconds(choice, used)
         if objective < self.objective:
             self.choice, self.objective = choice, objective
-        return self.sharing.used(choice)
+        return used
 
     def prove_rest(self) -> None:
         """Best assignment and bound of an integer program of the whole, where a gap is left and the

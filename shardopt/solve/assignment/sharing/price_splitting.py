@@ -64,7 +64,7 @@ def solve_shared(
     first solve with its objective (`pair_objective`), the numbers of `price_rounds` and of
     `shared_integer_programs`, and for large problems of rounds of messages and shares
     (`tied_share_rounds`, `share_rounds`); `time_limit_struck` is 1 when a clock ended one of
-    them."""
+    them. Large problems may do without that solve: then it is what the answer costs so."""
     if _is_large(sharing) and _compiled(limits):
         from shardopt.solve.assignment.sharing.large_sharing import solve_large_shared
 

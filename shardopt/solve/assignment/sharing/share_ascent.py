@@ -23,7 +23,11 @@ from time import monotonic
 import numpy as np
 
 from shardopt.solve.assignment.sharing import share_kernels as kernels
-from shardopt.solve.assignment.sharing.class_problem import class_problem
+from shardopt.solve.assignment.sharing.class_problem import (
+    ClassProblem,
+    class_problem,
+    shared_groups,
+)
 from shardopt.solve.assignment.sharing.shared_edges import Sharing, TiedSharing
 
 # What may not be costs so many times what is known to suffice.
@@ -35,8 +39,11 @@ _LARGEST_STEP, _LAST_STEP = 2.0, 1e-3
 _PATIENCE = 2  # rounds without progress before going back
 _PROGRESS = 1e-9  # relative
 _CLIP = 0.05  # largest distance to the target that a step believes, relative
-# Of an assignment to the bound before the first step.
-_USUAL_EXCESS = 1.1
+# Of the target to the bound: more, and steps overshoot where the bound is nearly the optimum; where
+# it is far below, each target that is reached makes place for the next.
+_EXCESS = 1.02
+# What counts as close is no more than this share.
+_MOST_CLOSE = 0.5
 # Sweeps before the first step, as long as they raise the bound by this share.
 _SETTLING, _SETTLED = 60, 1e-4
 # The bound stands still where so many rounds raise it by less than this part of what is close.
@@ -49,18 +56,76 @@ _LEAST_TOTAL = 1e-300
 _PASSES = 2 * _SWEEPS + 3
 
 
-class ShareAscent:
-    """Shares, messages and the best bound that they proved. `target` is the true cost of an
-    assignment. `_now` and `_best` are messages, shares and direction; `_moved` says whether the
-    latter two have changed since the best."""
+class Messages:
+    """Messages of a problem at tables that stay as they are, and the best bound that they proved.
+    `target` is the true cost of an assignment."""
+
+    def __init__(self, problem: ClassProblem, target: float, readers: int = 0) -> None:
+        """For groups of at most so many readers."""
+        self.target, self.bound = target, -inf
+        self._problem, self._scratch = problem, problem.scratch(readers)
+        self._messages = np.zeros(int(problem.flat.classes.sum()))
+
+    def settle(self, close: float) -> None:
+        """Sweeps until the bound is within the share `close` of the target or stands still."""
+        for _ in range(_SETTLING):
+            before = self.bound
+            self._sweep()
+            if self.bound <= before + _SETTLED * abs(before) or self._is_close(close):
+                return
+
+    def _is_close(self, close: float) -> bool:
+        return self.bound >= (1 - close) * self.target
+
+    def _sweep(self) -> None:
+        flat, tables = self._problem.flat, self._problem.tables
+        kernels.sweep(flat, tables, self._messages, True, self._scratch)
+        self._last = kernels.sweep(flat, tables, self._messages, False, self._scratch)
+        if self._last > self.bound:
+            self.bound = self._last
+            self._keep()
+
+    def _keep(self) -> None:
+        """The bound is the best so far."""
+
+
+class SpreadMessages(Messages):
+    """For the problem that `tied` stands for, at the best shares of `few`: it begins with the best
+    messages of `few`, spread over all that is equal. Tables that are equal so are one."""
+
+    def __init__(self, few: ShareAscent, tied: TiedSharing, target: float) -> None:
+        self._few, self._tied = few, tied
+        tables = tied.spread_tables(few.shares)
+        super().__init__(class_problem(tied.whole, _FORBIDDEN * target, tables), target)
+        tied_halves, halves = few._problem.halves, self._problem.halves
+        place, turned = tied.edges.T
+        of = np.full(len(self._problem.flat.edge), -1, dtype=np.int64)
+        for side in (0, 1):
+            is_edge = halves[:, side] >= 0
+            of[halves[is_edge, side]] = tied_halves[place, side ^ turned][is_edge]
+        best = few._problem.flat, few._best[0]
+        kernels.spread(*best, self._problem.flat, of, self._messages)
+
+    def freed(self) -> ShareAscent:
+        """The same messages where shares move."""
+        shares = self._tied.spread_shares(self._few.shares)
+        ascent = ShareAscent(self._tied.whole, shares, self.target)
+        np.copyto(ascent._messages, self._messages)
+        return ascent
+
+
+class ShareAscent(Messages):
+    """Shares, messages and the best bound that they proved. `_now` and `_best` are messages, shares
+    and direction; `_moved` says whether the latter two have changed since the best."""
 
     def __init__(self, sharing: Sharing, shares: Sequence[np.ndarray], target: float) -> None:
-        self.sharing, self.target, self._known = sharing, target, target
-        self._problem = class_problem(sharing, _FORBIDDEN * target)
-        self._scratch = self._problem.scratch()
+        problem = class_problem(sharing, _FORBIDDEN * target)
+        self._groups = shared_groups(sharing, problem)
+        readers = int(np.diff(self._groups.edge_first).max(initial=0))
+        super().__init__(problem, target, readers)
+        self.sharing, self._known = sharing, target
         self.rounds = 0
-        self.bound, self._step, self._failures = -inf, _FIRST_STEP, 0
-        self._messages = np.zeros(int(self._problem.flat.classes.sum()))
+        self._step, self._failures = _FIRST_STEP, 0
         self._shares = self._in_seconds(shares)
         self._hats = np.zeros(len(self._problem.flat.costs))
         self._use = np.zeros(len(self._shares))
@@ -70,22 +135,6 @@ class ShareAscent:
         best = np.zeros(len(self._messages)), self._shares.copy(), np.zeros(len(self._direction))
         self._best, self._moved = best, False
         self._price()
-
-    @classmethod
-    def spread(cls, few: ShareAscent, tied: TiedSharing, target: float) -> ShareAscent:
-        """For the problem that `tied` stands for: it begins with the best shares and messages of
-        `few`, spread over all that is equal."""
-        ascent = cls(tied.whole, tied.spread_shares(few.shares), target)
-        tied_halves, halves = few._problem.halves, ascent._problem.halves
-        place, turned = tied.edges.T
-        of = np.full(len(ascent._problem.flat.edge), -1, dtype=np.int64)
-        for side in (0, 1):
-            there = np.where(place >= 0, tied_halves[place, side ^ turned], -1)
-            is_edge = halves[:, side] >= 0
-            of[halves[is_edge, side]] = there[is_edge]
-        best = few._problem.flat, few._best[0]
-        kernels.spread(*best, ascent._problem.flat, of, ascent._messages)
-        return ascent
 
     @property
     def shares(self) -> list[np.ndarray]:
@@ -111,7 +160,7 @@ class ShareAscent:
     def run(self, most_rounds: int, close: float, deadline: float | None) -> bool:
         """Rounds until the bound is within the share `close` of the target or stands still; whether
         the `deadline` (seconds of `monotonic`) ended them."""
-        self._settle(close)
+        self.settle(close)
         bounds = [self.bound]
         for _ in range(most_rounds):
             is_over = self._step < _LAST_STEP or _stands(bounds, _LITTLE * close)
@@ -126,17 +175,18 @@ class ShareAscent:
     def aim(self) -> None:
         """Where the target is far above the bound, climb towards what messages decide, or towards
         what that usually costs; higher when that is reached (`run`)."""
-        self._settle(0.0)
-        self._aim()
+        self.settle(0.0)
+        self._aim(0.0)
 
-    def _aim(self) -> None:
+    def _aim(self, close: float) -> None:
+        """A target that the bound is not close to, unless an assignment is known that is."""
         self._known = min(self._known, self.sharing.seconds(self.decide()))
-        self.target = min(self._known, _USUAL_EXCESS * self.bound)
+        self.target = min(self._known, _EXCESS * self.bound / (1 - min(close, _MOST_CLOSE)))
 
     def _is_close(self, close: float) -> bool:
         """Whether the bound is within that share of the target, which is no guess any more."""
         if self.bound >= (1 - close) * self.target and self.target < self._known:
-            self._aim()
+            self._aim(close)
         return self.bound >= (1 - close) * self.target
 
     def decide(self) -> tuple[int, ...]:
@@ -152,7 +202,7 @@ class ShareAscent:
         times its seconds."""
         parts, place = [np.zeros(0)], 0
         for batch, each in zip(self.sharing.batches, shares, strict=True):
-            usable = self._problem.groups.usable[place : place + each.size].reshape(each.shape)
+            usable = self._groups.usable[place : place + each.size].reshape(each.shape)
             place += each.size
             paid = np.where(usable, each, 0.0)
             paid = np.where(paid.any(axis=1, keepdims=True), paid, usable)
@@ -160,15 +210,8 @@ class ShareAscent:
             parts.append((paid / total * batch.arcs.seconds).ravel())
         return np.concatenate(parts)
 
-    def _settle(self, close: float) -> None:
-        for _ in range(_SETTLING):
-            before = self.bound
-            self._sweep()
-            if self.bound <= before + _SETTLED * abs(before) or self._is_close(close):
-                return
-
     def _round(self) -> None:
-        problem, groups = self._problem, self._problem.groups
+        problem, groups = self._problem, self._groups
         heat = _HEAT * self.target / problem.flat.num_nodes
         kernels.gather_all(problem.flat, self._messages, self._hats)
         arrays = problem.flat, groups, problem.tables, self._messages, self._hats
@@ -192,14 +235,6 @@ class ShareAscent:
         if self._failures == _PATIENCE:
             self._go_back()
 
-    def _sweep(self) -> None:
-        flat, tables = self._problem.flat, self._problem.tables
-        kernels.sweep(flat, tables, self._messages, True, self._scratch)
-        self._last = kernels.sweep(flat, tables, self._messages, False, self._scratch)
-        if self._last > self.bound:
-            self.bound = self._last
-            self._keep()
-
     def _keep(self) -> None:
         # Sweeps change messages only.
         count = len(self._now) if self._moved else 1
@@ -217,7 +252,8 @@ class ShareAscent:
 
     def _price(self) -> None:
         problem = self._problem
-        kernels.price(problem.flat, problem.groups, self._shares, problem.forbidden, problem.tables)
+        arrays = problem.flat, self._groups, self._shares
+        kernels.price(*arrays, problem.forbidden, problem.tables)
 
 
 def _stands(bounds: Sequence[float], share: float) -> bool:

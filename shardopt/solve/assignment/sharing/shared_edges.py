@@ -89,9 +89,14 @@ class Arcs:
         """The tables given out are not needed again."""
         self._tables.clear()
 
-    def _table(self, reader: int, share: np.ndarray) -> np.ndarray:
+    def of_classes(self, reader: int, share: np.ndarray) -> np.ndarray:
+        """What a reader pays with a share `[A]` of each arc, for each class: `[S, T_r]`."""
         seconds = np.append(share * self.seconds, 0.0)[self.paths[reader]].sum(axis=2)
         seconds[self.missing[reader]] = np.inf
+        return seconds
+
+    def _table(self, reader: int, share: np.ndarray) -> np.ndarray:
+        seconds = self.of_classes(reader, share)
         # One axis after the other: a third of the time of both at once.
         return seconds.take(self.columns[reader], axis=1).take(self.rows[reader], axis=0)
 
@@ -140,9 +145,11 @@ class Sharing:
             )
         )
 
-    def seconds(self, choice: Sequence[int]) -> float:
-        """What an assignment truly costs; inf if it is forbidden."""
-        return evaluate(self.problem, choice).objective - self.saved(self.used(choice))
+    def seconds(self, choice: Sequence[int], used: Iterable[np.ndarray] | None = None) -> float:
+        """What an assignment truly costs; inf if it is forbidden. `used` is what it uses, if
+        known."""
+        used = self.used(choice) if used is None else used
+        return evaluate(self.problem, choice).objective - self.saved(used)
 
     def fair_shares(self, used: Iterable[np.ndarray]) -> list[np.ndarray]:
         """Equal shares for those who use an arc, or could where nobody does: `[G, R, A]` for each
@@ -259,31 +266,52 @@ class TiedSharing:
     def edges(self) -> np.ndarray:
         """For each edge of the original that of `sharing` which stands for it, and whether its rows
         are the other's columns: int64 `[edges, 2]`."""
-        edges = self.sharing.problem.edges
-        pairs = {(edge.u, edge.v): place for place, edge in enumerate(edges[: self.private])}
-        original = self.whole.problem.edges
-        ends = self.colours[np.array([(edge.u, edge.v) for edge in original], dtype=np.int64)]
-        turned = (ends[:, 0] > ends[:, 1]).astype(np.int64)
-        places = [pairs.get(pair, -1) for pair in map(tuple, np.sort(ends, axis=1).tolist())]
-        standing = np.stack([np.array(places, dtype=np.int64), turned], axis=1)
+        ends = self.colours[self.whole.problem.ends]
+        standing = np.full(ends.shape, -1, dtype=np.int64)
+        standing[:, 1] = ends[:, 0] > ends[:, 1]
         for group, number, readers in zip(
             self.whole.groups, self.groups, self.readers, strict=True
         ):
             tied = np.array(self.sharing.groups[number].edges, dtype=np.int64)
             standing[list(group.edges), 0] = tied[readers]
             standing[list(group.edges), 1] = 0
+        private = self.sharing.problem.ends[: self.private]
+        names, known = (_names(np.sort(each, axis=1)) for each in (ends, private))
+        order = np.argsort(known)
+        of = np.flatnonzero(standing[:, 0] < 0)
+        standing[of, 0] = order[np.searchsorted(known, names[of], sorter=order)]
         return standing
 
     def spread_shares(self, shares: Iterable[np.ndarray]) -> list[np.ndarray]:
         """The shares of the original, for each of its batches: readers that are one here split its
         share."""
+        of = self._split(shares)
+        return self.whole.by_batch([of[group] for group in self.groups])
+
+    def spread_tables(self, shares: Iterable[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
+        """What each reader of each group of the original pays at these shares, spread: `[S, T_r]`.
+        Groups that are one here have one tuple."""
+        of = self._split(shares)
+        arcs = dict(zip(self.groups, (group.arcs for group in self.whole.groups), strict=True))
+        tables = {
+            group: tuple(each.of_classes(reader, share) for reader, share in enumerate(of[group]))
+            for group, each in arcs.items()
+        }
+        return [tables[group] for group in self.groups]
+
+    def _split(self, shares: Iterable[np.ndarray]) -> dict[int, np.ndarray]:
+        """For each group of `sharing` the shares of those for which it stands: `[R, A]`."""
         tied = self.sharing.by_group(shares)
-        return self.whole.by_batch(
-            [
-                (tied[group] / np.bincount(reader)[:, None])[reader]
-                for group, reader in zip(self.groups, self.readers, strict=True)
-            ]
-        )
+        readers = dict(zip(self.groups, self.readers, strict=True))
+        return {
+            group: (tied[group] / np.bincount(reader)[:, None])[reader]
+            for group, reader in readers.items()
+        }
+
+
+def _names(pairs: np.ndarray) -> np.ndarray:
+    """One number for each pair of numbers below 2^32: int64 `[count]`."""
+    return pairs[:, 0] << 32 | pairs[:, 1]
 
 
 class _MergedReaders(NamedTuple):
@@ -313,6 +341,11 @@ class _Batch:
     @property
     def arcs(self) -> Arcs:
         return self.groups[0].arcs
+
+    @cached_property
+    def edges(self) -> np.ndarray:
+        """The edge to each reader: `[G, R]`."""
+        return np.array([group.edges for group in self.groups], dtype=np.int64)
 
     @cached_property
     def _nodes(self) -> tuple[np.ndarray, np.ndarray]:

@@ -30,13 +30,13 @@ def test_the_first_of_equal_rows_stands_for_them(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_classes_are_sorted_and_make_up_the_table(seed: int) -> None:
+def test_classes_stand_in_order_and_make_up_the_table(seed: int) -> None:
     table = random_table(seed)
     core, row, column = table_classes(table)
     np.testing.assert_array_equal(core[np.ix_(row, column)], table)
-    rows, place = np.unique(table, axis=0, return_inverse=True)
-    np.testing.assert_array_equal(row, place.reshape(-1))
-    np.testing.assert_array_equal(core, np.unique(rows.T, axis=0).T)
+    assert core.shape == (len(np.unique(table, axis=0)), len(np.unique(table.T, axis=0)))
+    for numbers in (row, column):
+        assert list(dict.fromkeys(numbers.tolist())) == list(range(numbers.max() + 1))
 
 
 @pytest.mark.parametrize(("seed", "rows"), [*((seed, 12) for seed in range(6)), (0, 200)])
