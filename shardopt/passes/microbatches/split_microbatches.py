@@ -171,6 +171,9 @@ def _explain(
     if error.origin is None:
         return pm.error(op, f"{message}; {_ADVICE[error.mixing]}")
     origin = reader.handle(error.origin, error.regions[: error.origin_depth])
+    if error.mixing is not Mixing.OTHER:
+        message = f"{message} by '{origin.name}'; {_ADVICE[error.mixing]}"
+        return pm.error(op, with_step_loop(main, message), [(origin, "rows are mixed here")])
     advice = (
         "batch-coupling=per-microbatch lets each microbatch stand for the whole batch, "
         "num-microbatches=1 keeps it whole"

@@ -100,6 +100,8 @@ class _Walk:
         self.states[: len(entering or ())] = entering or ()
         self.cuts: list[Cut | None] = [None] * len(graph.ops)
         self.couplings: dict[int, CouplingError] = {}
+        # How light operations mix rows, before the loop.
+        self.mixings: dict[int, Mixing] = {}
         self.estimated: set[int] = set()
         self.terms: dict[int, frozenset[int]] = {}
         self.regions: dict[int, RegionAxis] = {}
@@ -150,7 +152,9 @@ class _Walk:
             if self.is_region:
                 raise
             # What is light runs on the full batch before the loop, where all rows are there.
-            if not light:
+            if light:
+                self.mixings[index] = error.mixing
+            else:
                 self.couplings[index] = error
             for result in op.results:
                 split = self._resliced(result, op, operands) if light else None
@@ -273,14 +277,16 @@ class _Walk:
         for tensor, state in zip(tensors, operands, strict=True):
             if state.kind in (AxisKind.PARTIAL, AxisKind.WHOLE) and not state.light:
                 if not self.batch.per_microbatch:
-                    origin, source = self.origin(tensor)
-                    raise CouplingError(
-                        "needs a value reduced over the whole batch",
-                        index,
-                        origin,
-                        source if origin is None else None,
-                    )
+                    raise self._needs_all_rows(index, tensor)
                 self._estimate(tensor)
+
+    def _needs_all_rows(self, index: int, tensor: int) -> CouplingError:
+        origin, source = self.origin(tensor)
+        if origin in self.mixings:
+            message = "needs rows of the batch that are moved or mixed"
+            return CouplingError(message, index, origin, mixing=self.mixings[origin])
+        needs = source if origin is None else None
+        return CouplingError("needs a value reduced over the whole batch", index, origin, needs)
 
     def _estimate(self, tensor: int) -> None:
         """The body makes its own version of `tensor`, and so of what it is computed from."""

@@ -399,6 +399,16 @@ def test_losses_whose_gradient_needs_the_whole_forward_pass(loss: Callable[..., 
         split(module, 2)
 
 
+def test_rows_that_a_loop_takes_one_by_one_are_refused_with_the_way_around() -> None:
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean((mlp(params, x) + jax.lax.map(partial(mlp, params), x)) ** 2)
+
+    module = lower(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3))
+    message = r"needs rows of the batch that are moved or mixed by 'stablehlo\.slice'; .*jax\.vmap"
+    with pytest.raises(DiagnosedError, match=message):
+        split(module, 2, batch_args=("3",))
+
+
 def test_iota_masks_of_the_batch_are_sliced() -> None:
     """By position in the batch, as the whole batch would have had them."""
 
