@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import signal
 import subprocess
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable
-from typing import IO, NoReturn, TypeVar
+from multiprocessing.connection import Connection
+from typing import TypeVar
 
 from shardopt.ir.formats import format_of
+from shardopt.support.children import Child, can_fork, send_answer
 from shardopt.support.errors import UserError
 from shardopt.support.time_limits import ENDS, limit_time
 
@@ -41,7 +40,6 @@ reads_in_child()  # or it would have a child of its own, and so on
 load_module(sys.stdin.buffer.read(), make_context())
 """
 _is_child = False
-_may_fork = False
 # Digests of what a child has read, as a model is often planned again, or a writer here has made.
 _readable: set[bytes] = set()
 
@@ -79,59 +77,37 @@ def check_readable(data: bytes, name: str) -> None:
     _readable.add(digest)
 
 
-def may_fork() -> None:
-    """This process is a command that has begun nothing yet: a copy of it can do what is to be
-    tried."""
-    global _may_fork
-    _may_fork = True
-
-
 def in_child(work: Callable[[], T], name: str, size_bytes: int) -> T:
     """What `work` returns or raises. A child of this process does it, if it may be forked: C++ may
     end it, or not return, while it reads `name`, files of so many bytes. Raises UserError then."""
-    if not _may_fork or not hasattr(os, "fork"):
+    if not can_fork():
         return work()
     limit = _SECONDS + size_bytes / _PREPARED_BYTES_PER_SECOND
-    with tempfile.TemporaryFile() as file:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        child = os.fork()
-        if child == 0:
-            _answer(work, file, limit)
-        status = os.waitpid(child, 0)[1]
+    child = Child(lambda connection: _answer(work, connection, limit))
+    try:
+        result, error = child.connection.recv()
+    except (EOFError, OSError):
+        status = child.wait()
         if os.WIFSIGNALED(status):
             reason = _reason(signal.Signals(os.WTERMSIG(status)), limit)
-            raise UserError(f"{name}: not readable: its reader failed ({reason})")
-        if os.WEXITSTATUS(status):  # it was interrupted
-            raise KeyboardInterrupt
-        file.seek(0)
-        result, error = pickle.load(file)
+            raise UserError(f"{name}: not readable: its reader failed ({reason})") from None
+        raise KeyboardInterrupt from None  # it was interrupted
+    child.wait()
     if error is not None:
         raise error
     return result
 
 
-def _answer(work: Callable[[], object], file: IO[bytes], limit: float) -> NoReturn:
-    """Be the child: do the work, say what came of it, and leave without the parent's exit
-    handlers."""
-    global _is_child, _may_fork
-    _is_child, _may_fork, code = True, False, 1
+def _answer(work: Callable[[], object], connection: Connection, limit: float) -> None:
+    """What the child does."""
+    reads_in_child()
+    # No Python code runs while C++ does not return: the system ends the process.
+    limit_time(limit)
     try:
-        # No Python code runs while C++ does not return: the system ends the process.
-        limit_time(limit)
-        try:
-            answer: tuple[object, Exception | None] = (work(), None)
-        except Exception as error:
-            if not isinstance(error, UserError):  # where it was is not in what is sent
-                error.add_note(traceback.format_exc())
-            answer = (None, error)
-        file.write(pickle.dumps(answer))
-        file.flush()
-        code = 0
+        send_answer(work, connection)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
 
 
 def _reason(number: signal.Signals, limit: float) -> str:

@@ -11,7 +11,7 @@ nothing, so that solvers need to know nothing of who listens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from time import perf_counter, process_time
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of the wall, and of all threads of this process; children have none."""
+    """Of the wall, and of all threads of this process."""
 
     wall: float = 0.0
     cpu: float = 0.0
@@ -54,10 +54,16 @@ def collecting() -> Iterator[dict[str, Seconds]]:
 @contextmanager
 def timed(name: str) -> Iterator[None]:
     """Add the time of the body to `name`."""
-    seconds = _seconds.get()
     started = clocks()
     try:
         yield
     finally:
-        if seconds is not None:
-            seconds[name] = seconds.get(name, Seconds()) + clocks() - started
+        add_spans({name: clocks() - started})
+
+
+def add_spans(spans: Mapping[str, Seconds]) -> None:
+    """Add what another process has collected: parts may take longer than the whole then."""
+    seconds = _seconds.get()
+    if seconds is not None:
+        for name, each in spans.items():
+            seconds[name] = seconds.get(name, Seconds()) + each

@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work(trace: Trace) -> int:
         args.trace = trace
         if argv is None:
-            from shardopt.ir.trial import may_fork, reads_in_child
+            from shardopt.ir.trial import reads_in_child
+            from shardopt.support.children import may_fork
 
             may_fork()
             if supervises:

@@ -18,7 +18,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Position
 from shardopt.ir.io import MAX_NESTING, load_module, module_bytecode, portable_artifact
 from shardopt.ir.trial import check_readable
-from shardopt.support import time_limits
+from shardopt.support import children, time_limits
 from shardopt.support.errors import UserError
 from shardopt.tools.shardopt import main
 
@@ -111,7 +111,7 @@ def test_numbers_of_results_do_not_fill_the_memory(line: str) -> None:
 @pytest.fixture
 def forking(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a command that has begun nothing yet."""
-    monkeypatch.setattr(trial, "_may_fork", True)
+    monkeypatch.setattr(children, "_may_fork", True)
     monkeypatch.setattr(trial, "_SECONDS", 0.25)
     monkeypatch.setattr(time_limits, "_WAITING", 4)
 

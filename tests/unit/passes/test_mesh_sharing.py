@@ -14,7 +14,7 @@ from shardopt.graph.op_graph import Op, OpGraph, Tensor
 from shardopt.graph.structure import structure_of
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module, module_bytecode, module_text
-from shardopt.passes.sharding.decide.solving import MeshSolver
+from shardopt.passes.sharding.decide.solving import MeshSolver, Request
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
 
@@ -89,13 +89,13 @@ def sharded(staged: bytes, options: str) -> tuple[str, int]:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Switches sharing off."""
-    plan = MeshSolver.plan
+    find = MeshSolver._find_kind
 
     def off() -> None:
-        def every_one(self: MeshSolver, *args: Any, alone: bool) -> Any:
-            return plan(self, *args, alone=True)
+        def every_one(self: MeshSolver, request: Request) -> Any:
+            return find(self, replace(request, alone=True))
 
-        monkeypatch.setattr(MeshSolver, "plan", every_one)
+        monkeypatch.setattr(MeshSolver, "_find_kind", every_one)
 
     return off
 

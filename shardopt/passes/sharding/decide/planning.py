@@ -17,13 +17,13 @@ from shardopt.hardware.memory_limit import memory_limit
 from shardopt.passes.base import PassContext
 from shardopt.passes.from_plan.shardings import first_stage, fixed_of, planned_shardings, restored
 from shardopt.passes.sharding.decide.input_kinds import find_input_kinds, received_batches
-from shardopt.passes.sharding.decide.solving import MeshSolver, Solved
+from shardopt.passes.sharding.decide.solving import MeshSolver, Request, Solved
 from shardopt.passes.sharding.demands.user_constraints import Demands
 from shardopt.passes.sharding.reports.explanations import report_explanations, select_explained
 from shardopt.passes.sharding.reports.memory_report import report_rematerialized, too_small
 from shardopt.passes.sharding.reports.remarks import report_plan, report_strategies
 from shardopt.passes.sharding.reports.selection import Selected
-from shardopt.planfile.parts import VERSION, PlanFile
+from shardopt.planfile.parts import VERSION, PlanFile, PlannedShardings
 from shardopt.planfile.plan_file import load_plan_file
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.presets.presets import restrict
@@ -59,26 +59,34 @@ class MeshPlanner:
         received = received_batches(methods, graphs, batch_args)
         solver = MeshSolver(self.cluster, self.problem, self._solve, self._fit)
         plan_file = load_plan_file(self.options.plan) if self.options.plan else PlanFile(VERSION)
-        plans = []
+        requests, known = [], list[tuple[PlannedShardings, int] | None]()
         for number, (graph, selected, batch) in enumerate(
             zip(graphs, explained, received, strict=True)
         ):
-            progress(number, len(graphs), f"meshes, now {graph.mesh}")
             stage = first_stage(plan_file, graph, number)
             constraints = self._constraints(graph, plan_file, stage)
             rows = planned_shardings(plan_file, stage)
-            if rows is not None and rows.ops:
-                strategies = StrategyTables(graph.mesh, self.cluster)
-                solved = restored(
-                    graph, self.problem(graph, constraints, batch, strategies), rows, stage
-                )
+            known.append((rows, stage) if rows is not None and rows.ops else None)
+            # Shardy reads the module itself, and who asks for an explanation is told about this
+            # very mesh; and a mesh that is the only one looks like no other
+            alone = len(graphs) == 1 or graph.method == "shardy" or bool(selected)
+            own = batch_of(graph, batch_args)
+            requests.append(Request(graph, constraints, own, batch, alone))
+        solver.prepare(
+            request for request, choices in zip(requests, known, strict=True) if choices is None
+        )
+        plans = []
+        for number, (request, choices, selected) in enumerate(
+            zip(requests, known, explained, strict=True)
+        ):
+            graph = request.graph
+            progress(number, len(graphs), f"meshes, now {graph.mesh}")
+            if choices is None:
+                solved = solver.plan(request)
             else:
-                # Shardy reads the module itself, and who asks for an explanation is told about this
-                # very mesh; and a mesh that is the only one looks like no other
-                alone = len(graphs) == 1 or graph.method == "shardy" or bool(selected)
-                solved = solver.plan(
-                    graph, constraints, batch_of(graph, batch_args), batch, alone=alone
-                )
+                strategies = StrategyTables(graph.mesh, self.cluster)
+                problem = self.problem(graph, request.constraints, request.received, strategies)
+                solved = restored(graph, problem, *choices)
             self._report(graph, solved, selected)
             plans.append(solved)
         self.pm.statistic("meshes solved", solver.num_kinds)

@@ -9,8 +9,9 @@ larger number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
 
 from shardopt.extract.mesh_graphs import MeshGraph
@@ -25,6 +26,8 @@ from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.solve.sharding.plans.renaming import renamed
 from shardopt.solve.sharding.strategies.constraints import Constraints
 from shardopt.solve.sharding.strategies.tables import StrategyTables
+from shardopt.support.children import results
+from shardopt.support.progress import progress
 
 # The problem of a mesh (with strategies of meshes that are linked like it), its solution without
 # memory, and the plan within memory, from an assignment to begin with or none.
@@ -47,14 +50,26 @@ class Solved:
 
 
 @dataclass(frozen=True, eq=False)
+class Request:
+    """A mesh to be planned. `batch` and `received` tensors hold the batch along a dimension;
+    `alone` keeps it apart from meshes that look alike."""
+
+    graph: MeshGraph
+    constraints: Constraints
+    batch: Mapping[int, int]
+    received: Mapping[int, int]
+    alone: bool
+
+
+@dataclass(eq=False)
 class _Kind:
-    """The first of the meshes that look alike."""
+    """The first of the meshes that look alike; `relaxed` is the solution without memory."""
 
     graph: MeshGraph
     structure: Structure | None  # none of a mesh that is planned alone
     problem: IntraOpProblem
-    relaxed: Solution
-    fits: dict[tuple[int, ...], Fit]  # by microbatches in flight
+    relaxed: Solution | None = None
+    fits: dict[tuple[int, ...], Fit] = field(default_factory=dict)  # by microbatches in flight
 
 
 class MeshSolver:
@@ -63,6 +78,7 @@ class MeshSolver:
     def __init__(self, cluster: Cluster, build: Build, solve: Solve, fit: FitWithin) -> None:
         self.cluster, self.build, self.solve, self.fit = cluster, build, solve, fit
         self._kinds: dict[Hashable, _Kind] = {}
+        self._kind_of: dict[Request, tuple[_Kind, Structure | None]] = {}
         self._strategies: dict[Hashable, StrategyTables] = {}
 
     @property
@@ -70,31 +86,49 @@ class MeshSolver:
         """How many of the meshes did not look like an earlier one."""
         return len(self._kinds)
 
-    def plan(
-        self,
-        graph: MeshGraph,
-        constraints: Constraints,
-        batch: Mapping[int, int],
-        received: Mapping[int, int],
-        *,
-        alone: bool,
-    ) -> Solved:
-        """The plan of a mesh. `batch` and `received` tensors hold the batch along a dimension;
-        `alone` keeps it apart from meshes that look alike."""
+    def prepare(self, requests: Iterable[Request]) -> None:
+        """Solve all that `plan` will need of these, without memory, as many at a time as there are
+        cores."""
+        kinds = list(dict.fromkeys(self._kind(request)[0] for request in requests))
+
+        def solve(number: int) -> Solution:
+            kind = kinds[number]
+            progress(number, len(kinds), f"kinds of meshes, now {kind.graph.mesh}")
+            return self.solve(kind.problem)
+
+        solutions = results([partial(solve, number) for number in range(len(kinds))])
+        for kind, solution in zip(kinds, solutions, strict=True):
+            kind.relaxed = solution
+
+    def _kind(self, request: Request) -> tuple[_Kind, Structure | None]:
+        """What a mesh looks like, and its own structure."""
+        if request not in self._kind_of:
+            self._kind_of[request] = self._find_kind(request)
+        return self._kind_of[request]
+
+    def _find_kind(self, request: Request) -> tuple[_Kind, Structure | None]:
+        graph, structure = request.graph, None
         links = _links(self.cluster, graph.mesh)
-        structure: Structure | None = None
         key: tuple[Hashable, ...] = (graph.mesh.name,)
-        if not alone:
+        if not request.alone:
             structure = structure_of(graph.graph)
-            requirements = _requirements(graph, structure, constraints, {**received, **batch})
+            batch = {**request.received, **request.batch}
+            requirements = _requirements(graph, structure, request.constraints, batch)
             key = (structure.digest, *links, *requirements)
-        kind = self._kinds.get(key)
-        if kind is None:
+        if key not in self._kinds:
             strategies = self._strategies.setdefault(
                 links, StrategyTables(graph.mesh, self.cluster)
             )
-            problem = self.build(graph, constraints, received, strategies)
-            kind = self._kinds[key] = _Kind(graph, structure, problem, self.solve(problem), {})
+            problem = self.build(graph, request.constraints, request.received, strategies)
+            self._kinds[key] = _Kind(graph, structure, problem)
+        return self._kinds[key], structure
+
+    def plan(self, request: Request) -> Solved:
+        """The plan of a mesh."""
+        graph = request.graph
+        kind, structure = self._kind(request)
+        if kind.relaxed is None:
+            kind.relaxed = self.solve(kind.problem)
         loop = graph.residency.loop
         in_flight = (
             ()
@@ -115,7 +149,7 @@ class MeshSolver:
             own = {op: op for op in range(len(graph.graph.ops))}
             return Solved(problem, fit, fit.plan, graph, own)
         if fit.plan is None:  # the error names what stands on this very mesh
-            return self.plan(graph, constraints, batch, received, alone=True)
+            return self.plan(replace(request, alone=True))
         assert structure is not None and kind.structure is not None  # what is alone is the first
         tensors = dict(zip(kind.structure.tensors, structure.tensors, strict=True))
         ops = dict(zip(kind.structure.ops, structure.ops, strict=True))
