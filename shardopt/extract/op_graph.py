@@ -30,6 +30,7 @@ from shardopt.extract.windows import read_windows
 from shardopt.graph.attention_use import AttentionUse
 from shardopt.graph.op_flops import Work
 from shardopt.graph.op_graph import MARKER, FactorRule, Op, OpGraph, Tensor
+from shardopt.graph.windows import without_place
 from shardopt.ir.loops import CONTROL_FLOW
 from shardopt.ir.rewriting import BARRIER, defining, operations
 from shardopt.ir.splats import read_splat
@@ -379,7 +380,7 @@ class GraphReader:
             reducer=read_reducer(op),
             flops=work.flops,
             zero=is_zero(op),
-            windows=read_windows(op, rule),
+            windows=tuple(map(without_place, read_windows(op, rule))),
             transcendentals=work.transcendentals,
             island=read_island(op),
             attention=attention_of(op),

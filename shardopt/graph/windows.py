@@ -11,7 +11,7 @@ other, and a later one carries the borders of the earlier ones along."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from shardopt.graph.far_borders import far_exchanges
@@ -71,6 +71,13 @@ def fits(window: Window, tiles: int) -> bool:
         return False
     tile = tile_extent(window.source, tiles)
     return window.mirrored or sum(exchanges(window, tiles)) + tile < window.source
+
+
+def without_place(window: Window) -> Window:
+    """The same window, at the begin of the dimension where nothing is ever split: which of its rows
+    a slice takes, as equal layers take one each, is then nothing that costs depend on."""
+    split = window.size if window.contracted else window.target
+    return replace(window, low=0) if 1 in (window.source, split) else window
 
 
 @cache

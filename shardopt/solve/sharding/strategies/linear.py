@@ -40,6 +40,15 @@ class Linear:
     contracts: bool = False
     sums: bool = False
 
+    def or_as(self, other: Linear) -> Linear:
+        """What either allows."""
+        return Linear(
+            tuple(dict.fromkeys((*self.modes, *other.modes))),
+            self.unreduced or other.unreduced,
+            self.contracts or other.contracts,
+            self.sums or other.sums,
+        )
+
 
 REDUCED = Linear()
 

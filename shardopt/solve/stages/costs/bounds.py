@@ -11,9 +11,9 @@
      whole step lies on one mesh.
    * Inputs cost nothing.
 
-   A part of its operations is a bound, too, with the roofline of the others. That of the forward
-   alone is a small problem, and the same whatever the stage recomputes and wherever it ends. Of
-   most meshes that reach over several hosts it says enough.
+   A part of its operations is a bound, too, with the roofline of the others. What runs forward
+   whatever the stage recomputes and wherever it ends is a small problem, one for all such stages.
+   Of most meshes that reach over several hosts it says enough.
 
 A stage costs at least the sum of its layers' bounds: a sharding of the stage contains a solution of
 each relaxed layer, and what joins layers only adds to the cost. Equal blocks within a layer are
@@ -21,7 +21,7 @@ tied, as they are in the cost of a stage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Set
+from collections.abc import Mapping, MutableMapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -35,6 +35,7 @@ from shardopt.mesh.mesh import Mesh
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.sharing.price_splitting import bound_alone
 from shardopt.solve.sharding.intra_op.lifetimes import Lifetimes
+from shardopt.solve.sharding.strategies.linear import REDUCED, Linear
 from shardopt.solve.sharding.strategies.strategies import LeastCompute
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem
@@ -178,6 +179,43 @@ def relaxed_layer(
     lasting = {*part.graph.inputs, *chain.from_iterable(part.tied)} - free
     resident = {t for t in lasting if step.resident.get(part.source_tensors[t]) == layer}
     return RelaxedLayer(part, view, resident=frozenset(resident))
+
+
+def common_forward(layers: Sequence[tuple[StepGraph, RelaxedLayer]]) -> RelaxedLayer | None:
+    """What a layer runs forward in stages that recompute differently, or end with it or behind it,
+    each with the step that it is a layer of: what all of them run, and allow what any of them does.
+    Originals have equal results in all steps. None where that is no layer by itself."""
+    ops_of = [forward_results(*each) for each in layers]
+    common = frozenset.intersection(*map(frozenset, ops_of))
+    alone = layers[0][1].alone({ops_of[0][results] for results in common})
+    if alone is None:
+        return None
+    free, unpaid, linear = set[int](), set[tuple[int, ...]](), dict[tuple[int, ...], Linear]()
+    for (step, layer), ops in zip(layers, ops_of, strict=True):
+        free.update(layer.part.source_tensors[tensor] for tensor in layer.view.free)
+        unpaid.update(
+            step.graph.ops[op].results
+            for node, op in enumerate(layer.part.source_ops)
+            if node in layer.view.unpaid
+        )
+        for results in common:
+            allowed = step.linear[ops[results]]
+            linear[results] = allowed.or_as(linear.get(results, REDUCED))
+    part, view = alone.part, alone.view
+    made = [layers[0][0].graph.ops[op].results for op in part.source_ops]
+    view = replace(
+        view,
+        linear=tuple(linear[results] for results in made),
+        free=view.free | {t for t, source in enumerate(part.source_tensors) if source in free},
+        unpaid=view.unpaid | {node for node, results in enumerate(made) if results in unpaid},
+    )
+    return replace(alone, view=view)
+
+
+def forward_results(step: StepGraph, layer: RelaxedLayer) -> dict[tuple[int, ...], int]:
+    """The operations of `step` that a layer of it runs forward, by their results."""
+    ops = sorted(layer.forward_ops())
+    return {step.graph.ops[op].results: op for op in ops if step.graph.ops[op].results}
 
 
 class Rooflines:

@@ -142,12 +142,14 @@ class CostArrays:
         )
 
     def refine(self, candidates: Iterable[Candidate]) -> None:
-        """Find out more about every one of `candidates`: the next level of each."""
-        for candidate in candidates:
-            level = int(self.level[candidate])
+        """Find out more about every one of `candidates`: the next level of each, unless what was
+        found about another says as much."""
+        levels = [(candidate, int(self.level[candidate])) for candidate in candidates]
+        for candidate, level in levels:
+            if level < self.level[candidate]:
+                continue
             if level < LAYERS:
-                last = candidate[1] == self.problem.num_layers
-                for c in self.layers.solve_one(candidate):
+                for c, last in self.layers.solve_one(candidate):
                     self._spread_bounds(c, last)
             elif level < SECONDS:
                 self._compute_seconds(candidate)

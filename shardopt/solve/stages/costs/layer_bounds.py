@@ -13,7 +13,7 @@ have the bound of one mode and the others that of another."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -24,7 +24,12 @@ from shardopt.graph.recomputed_units import split_mode, units_of_stage
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.strategies.linear import Linear
 from shardopt.solve.stages.candidates import CandidateProblem
-from shardopt.solve.stages.costs.bounds import RelaxedLayer, Rooflines, relaxed_layer
+from shardopt.solve.stages.costs.bounds import (
+    RelaxedLayer,
+    Rooflines,
+    common_forward,
+    relaxed_layer,
+)
 from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.interval_contents import IntervalContent, IntervalContents
 from shardopt.solve.stages.costs.offload import offload_state
@@ -58,13 +63,15 @@ class LayerBounds:
     _with_state_on_hosts: dict[str, StepGraph] = field(default_factory=dict)
     _contents: dict[tuple[str, str], IntervalContents] = field(default_factory=dict)
     _layers: dict[tuple[int, bool, str], RelaxedLayer] = field(default_factory=dict)
-    _forwards: dict[tuple[int, bool, str], RelaxedLayer | None] = field(default_factory=dict)
+    _forwards: dict[int, RelaxedLayer | None] = field(default_factory=dict)
     _linear: dict[str, np.ndarray] = field(default_factory=dict)
-    # Of layers of equal content, the one that was asked for first.
-    _stand_ins: dict[tuple[bool, str, bytes], int] = field(default_factory=dict)
-    # Of layers that are equal, by their content and which of their operations run forward.
+    _ops: dict[str, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    # Of layers that are equal, the one that was asked for first.
+    _stand_ins: dict[tuple[int, bool, str], int] = field(default_factory=dict)
+    _first_of_content: dict[tuple[bool, str, bytes], int] = field(default_factory=dict)
+    _firsts: dict[int, int] = field(default_factory=dict)
+    _first_of_kinds: dict[tuple[int, ...], int] = field(default_factory=dict)
     _parts: dict[str, StagePart] = field(default_factory=dict)
-    _alone: dict[tuple[str, frozenset[int]], RelaxedLayer | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._with_state_on_hosts["none"] = self.problem.step
@@ -151,11 +158,10 @@ class LayerBounds:
         rows = [self._rows[last, mode, self.meshes[c]] for mode in (first, rest)]
         return first_and_rest(values[rows[0]], values[rows[1]], count)
 
-    def solve_one(self, candidate: Candidate) -> list[int]:
+    def solve_one(self, candidate: Candidate) -> list[tuple[int, bool]]:
         """Solve one layer of a candidate, or its forward if there is one that is not known: of
-        those that are alike, the most numerous, which often settles it. Returns the
-        configs whose bounds may have risen: of last stages if the candidate is one, else of the
-        others."""
+        those that are alike, the most numerous, which often settles it. Returns the configs
+        whose bounds may have risen, each with whether those of its last stages or of its others."""
         start, end, c = candidate
         last, mesh = end == self.problem.num_layers, self.meshes[c]
         first, rest, count = self._modes[last][c]
@@ -170,13 +176,17 @@ class LayerBounds:
         chosen, mode = max(open_, key=lambda each: (most[keys[each]], -each[0]))
         price = self._prices(candidate)[level - _WHOLE] if level >= _WHOLE else 0.0
         bound = self.cost_cache.bound(self._relaxed(chosen, last, mode, level), mesh, price)
-        self._raise_bounds(mesh, last, mode, level, keys[chosen, mode], bound)
+        # What runs forward is the same whatever a stage recomputes and wherever it ends.
+        kinds = self._kinds_of(chosen) if level == _ROOFLINE else [(last, mode)]
+        for kind in kinds:
+            self._raise_bounds(mesh, *kind, level, keys[chosen, mode], bound)
         # The bound does not depend on how a config shards: all that recompute as much on this mesh
         # share it.
         return [
-            other
+            (other, last)
             for other, each in enumerate(self.meshes)
-            if each == mesh and mode in self._modes[last][other][:2]
+            for last in (False, True)
+            if each == mesh and any((last, its) in kinds for its in self._modes[last][other][:2])
         ]
 
     def _raise_bounds(
@@ -187,8 +197,10 @@ class LayerBounds:
         row, share = self._rows[last, mode, mesh], self.cost_cache.least_share(mesh)
         seconds = bound / self.problem.num_microbatches
         for layer in range(self.problem.num_layers):
-            if self._known(mesh, layer, last, mode) != level or (
-                self._relaxed(layer, last, mode, level).key != key
+            if (
+                (last, mode) not in self._kinds_of(layer)
+                or self._known(mesh, layer, last, mode) != level
+                or self._relaxed(layer, last, mode, level).key != key
             ):
                 continue
             self._level[row, layer] = level + 1
@@ -255,16 +267,23 @@ class LayerBounds:
         return self._layers[layer, last, mode]
 
     def _stand_in(self, layer: int, last: bool, mode: str) -> int:
-        """A layer that is equal to this one, whatever stage it is in. The last one is no other's:
-        what it runs forward is not known from what depends on layers behind it."""
-        ends = layer == self.problem.num_layers - 1
-        content = None if ends else self._content_of(layer, mode)
-        if content is None:
-            return layer
-        linear = self._linear_numbers(mode)[content.ops].tobytes()
-        return self._stand_ins.setdefault((last, mode, content.digest + linear), layer)
+        """A layer that is equal to this one, whatever stage it is in."""
+        if (layer, last, mode) not in self._stand_ins:
+            content = self._content_of(layer, mode)
+            if content is not None:
+                linear = self._linear_numbers(mode)[content.ops].tobytes()
+                equal = last, mode, content.digest + linear
+                stand_in = self._first_of_content.setdefault(equal, layer)
+            else:
+                stand_in = layer
+            self._stand_ins[layer, last, mode] = stand_in
+        return self._stand_ins[layer, last, mode]
 
     def _content_of(self, layer: int, mode: str) -> IntervalContent | None:
+        """The last layer is like no other: what it runs forward is not known from what depends on
+        layers behind it."""
+        if layer == self.problem.num_layers - 1:
+            return None
         return self.contents(mode).of(layer, layer + 1, self.problem.num_layers - 1)
 
     def _linear_numbers(self, mode: str) -> np.ndarray:
@@ -276,41 +295,69 @@ class LayerBounds:
             self._linear[mode] = np.array(kinds, dtype=np.int64)
         return self._linear[mode]
 
-    def _forward(self, layer: int, last: bool, mode: str) -> RelaxedLayer | None:
-        """What a layer runs forward, where that can be looked at alone. In the last layer it is one
-        fragment with the backward."""
-        layer = self._stand_in(layer, last, mode)
-        if (layer, last, mode) not in self._forwards:
-            ops, whole = self._forward_ops(layer, mode), self.relaxed_layer(layer, last, mode)
-            nodes = enumerate(whole.part.source_ops)
-            key = whole.key, frozenset(node for node, op in nodes if op in ops)
-            if key not in self._alone:
-                self._alone[key] = whole.alone(ops)
-            self._forwards[layer, last, mode] = self._alone[key]
-        return self._forwards[layer, last, mode]
+    def _forward(self, layer: int) -> RelaxedLayer | None:
+        """What a layer runs forward in every stage, where that can be looked at alone. In the last
+        layer it is one fragment with the backward."""
+        layer = self._alike(layer)
+        if layer not in self._forwards:
+            self._forwards[layer] = common_forward(
+                [
+                    (self.step(mode), self._own_relaxed_layer(layer, last, mode))
+                    for last, mode in self._kinds_of(layer)
+                ]
+            )
+        return self._forwards[layer]
+
+    def _alike(self, layer: int) -> int:
+        """A layer that is equal to this one whatever its stage recomputes."""
+        if layer not in self._firsts:
+            kinds = self._kinds_of(layer)
+            key = tuple(self._stand_in(layer, last, mode) for last, mode in kinds)
+            self._firsts[layer] = self._first_of_kinds.setdefault(key, layer)
+        return self._firsts[layer]
+
+    def _kinds_of(self, layer: int) -> list[tuple[bool, str]]:
+        """Whether a layer is in a last stage, and what it recomputes, as far as that occurs."""
+        ends = layer == self.problem.num_layers - 1
+        return list(dict.fromkeys((last, mode) for last, mode, _ in self._rows if last or not ends))
+
+    def _own_relaxed_layer(self, layer: int, last: bool, mode: str) -> RelaxedLayer:
+        """As it stands in this very layer."""
+        if self._stand_in(layer, last, mode) == layer:
+            return self.relaxed_layer(layer, last, mode)
+        return relaxed_layer(self.step(mode), layer, last, self._parts)
 
     def _forward_ops(self, layer: int, mode: str) -> frozenset[int]:
-        """Operations of the step that a layer runs forward."""
-        ends = layer == self.problem.num_layers - 1
-        ops = self.relaxed_layer(layer, ends, mode).forward_ops()
-        other = self._stand_in(layer, ends, mode)
-        if other == layer:
-            return ops
-        of_other, of_layer = (self._content_of(each, mode) for each in (other, layer))
-        assert of_other is not None and of_layer is not None
-        pairs = zip(of_other.ops.tolist(), of_layer.ops.tolist(), strict=True)
+        """The operations of `step` that `_forward` has."""
+        first = self._alike(layer)
+        forward = self._forward(first)
+        if forward is None:
+            return frozenset()
+        original = self.step(self._kinds_of(first)[0][1]).graph.ops
+        ops = {self._op_of(mode)[original[op].results] for op in forward.part.source_ops}
+        if first == layer:
+            return frozenset(ops)
+        of_first, of_layer = (self._content_of(each, mode) for each in (first, layer))
+        assert of_first is not None and of_layer is not None
+        pairs = zip(of_first.ops.tolist(), of_layer.ops.tolist(), strict=True)
         return frozenset(op for its, op in pairs if its in ops)
+
+    def _op_of(self, mode: str) -> Mapping[tuple[int, ...], int]:
+        """The operations of `step` by their results."""
+        if mode not in self._ops:
+            ops = self.step(mode).graph.ops
+            self._ops[mode] = {op.results: number for number, op in enumerate(ops)}
+        return self._ops[mode]
 
     def _known(self, mesh: Mesh, layer: int, last: bool, mode: str) -> int:
         """What is known of a layer: its roofline, the bound of its forward, or that of all of
         it."""
         level = int(self._level[self._rows[last, mode, mesh], layer])
-        none = level == _ROOFLINE and self._forward(layer, last, mode) is None
-        return _FORWARD if none else level
+        return _FORWARD if level == _ROOFLINE and self._forward(layer) is None else level
 
     def _relaxed(self, layer: int, last: bool, mode: str, level: int) -> RelaxedLayer:
         """By what a layer of that level is to be bounded next."""
-        forward = self._forward(layer, last, mode) if level == _ROOFLINE else None
+        forward = self._forward(layer) if level == _ROOFLINE else None
         return forward or self.relaxed_layer(layer, last, mode)
 
 

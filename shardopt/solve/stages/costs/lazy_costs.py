@@ -50,7 +50,7 @@ WIDE_GAP, WIDE_GAP_FACTOR = 0.05, 4
 MOST_WITHOUT_PLAN, MOST_FOR_LEANEST = 1000, 250
 
 # Solves between two attempts at a good plan: most of them teach little about what costs will be.
-GUESS_EVERY = 5
+GUESS_EVERY = 20
 
 # Stages that miss the memory by less than this factor are sharded within it, which may take as long
 # as many solves, where a plan of them would be shorter than the best by more than that one.
@@ -256,12 +256,14 @@ class LazyStageCosts:
         return self._better(best, in_flight_of, stages)
 
     def _pending(self, stages: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """The stages of a plan to find out more about: their seconds first, as memory is dearer to
-        count."""
+        """The stages of a plan to find out more about: those of which least is known, as what is
+        learned first costs least, and often the plan has lost by then."""
         level = self.arrays.level
-        unsolved = [stage for stage in dict.fromkeys(stages) if level[stage] < SECONDS]
-        # A stage whose exact seconds lose needs no account of its memory.
-        return unsolved or [stage for stage in dict.fromkeys(stages) if level[stage] < MEMORY]
+        least = [
+            [stage for stage in dict.fromkeys(stages) if level[stage] < known]
+            for known in (LAYERS, SECONDS, MEMORY)
+        ]
+        return next(filter(None, least), [])
 
     def _better(
         self, best: StageSolution | None, in_flight_of: InFlight, stages: Stages
