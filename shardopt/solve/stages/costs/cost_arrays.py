@@ -199,8 +199,9 @@ class CostArrays:
         return state_bytes
 
     def _twice(self) -> np.ndarray:
-        """Candidates that recompute their first K layers where they have no more, and all is a
-        config of its own, `[L + 1, L + 1, C]`."""
+        """Candidates that are those of another config, too, `[L + 1, L + 1, C]`: they recompute
+        their first K layers where they have no more, or the whole of a last stage, behind which no
+        backward waits."""
         configs, num_layers = self.problem.configs, self.problem.num_layers
         layers = np.arange(num_layers + 1)
         length = layers[None, :] - layers[:, None]
@@ -209,7 +210,10 @@ class CostArrays:
         for config in configs:
             kind, count = split_mode(config.recompute)
             is_known = replace(config, recompute=kind) in known
-            rows.append(length <= (count if count is not None and is_known else -num_layers - 1))
+            twice = length <= (count if count is not None and is_known else -num_layers - 1)
+            if kind == "full" and replace(config, recompute="none") in known:
+                twice[:, -1] = True
+            rows.append(twice)
         return np.stack(rows, axis=2)
 
     def _least_seconds(self, c: int, last: bool) -> np.ndarray:

@@ -195,7 +195,7 @@ class LazyStageCosts:
                 best, bound = self._leanest(in_flight_of), 0.0  # more fits now
                 continue
             arrays.refine(pending)
-            best = self._better(best, in_flight_of, plan.stages)
+            best = self._completed(best, in_flight_of, plan.stages)
             if self.counts.solves >= next_guess and all(
                 arrays.level[stage] >= LAYERS for stage in plan.stages
             ):
@@ -253,6 +253,19 @@ class LazyStageCosts:
             return best
         if pending := self._pending(stages):
             self.arrays.refine(pending)
+        return self._better(best, in_flight_of, stages)
+
+    def _completed(
+        self, best: StageSolution | None, in_flight_of: InFlight, stages: Stages
+    ) -> StageSolution | None:
+        """The plan of `stages` with an account of its memory, if all its seconds are known and it
+        is shorter: most plans whose bounds are lower will turn out to be longer, and which need not
+        be looked at a plan that is known to the end decides."""
+        if all(self.arrays.level[stage] >= SECONDS for stage in stages):
+            problem = self.arrays.stage_problem(in_flight_of)
+            seconds = np.inf if best is None else best.seconds
+            if is_plan(problem, stages) and evaluate(problem, stages).seconds < seconds:
+                self.arrays.refine(self._pending(stages))
         return self._better(best, in_flight_of, stages)
 
     def _pending(self, stages: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
