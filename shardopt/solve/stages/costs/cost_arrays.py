@@ -56,11 +56,11 @@ class CostArrays:
 
     def __post_init__(self) -> None:
         problem = self.problem
-        self.candidates = problem.candidates() & ~self._twice()
+        self.candidates = self._once()
         self.level = np.full(self.candidates.shape, ROOFLINE, dtype=np.int8)
         self.forward_seconds = np.zeros(self.candidates.shape)
         self.layers = LayerBounds(problem, self.meshes, self.cost_cache)
-        self.seconds = np.full(self.candidates.shape, np.inf)
+        self.seconds: np.ndarray = np.full(self.candidates.shape, np.inf)
         for c in range(len(problem.configs)):
             for ends, last in ((slice(None, -1), False), (slice(-1, None), True)):
                 sums = self._least_seconds(c, last)[:, ends]
@@ -198,23 +198,22 @@ class CostArrays:
             state_bytes[int(other), layer] += step.graph.tensors[tensor].size_bytes
         return state_bytes
 
-    def _twice(self) -> np.ndarray:
-        """Candidates that are those of another config, too, `[L + 1, L + 1, C]`: they recompute
-        their first K layers where they have no more, or the whole of a last stage, behind which no
-        backward waits."""
-        configs, num_layers = self.problem.configs, self.problem.num_layers
-        layers = np.arange(num_layers + 1)
-        length = layers[None, :] - layers[:, None]
-        known = set(configs)
-        rows = []
-        for config in configs:
+    def _once(self) -> np.ndarray:
+        """The candidates, without those that are one of another config, too, `[L + 1, L + 1, C]`:
+        they recompute their first K layers where they have no more, or the whole of a last stage,
+        behind which no backward waits."""
+        configs, candidates = self.problem.configs, self.problem.candidates()
+        layers = np.arange(self.problem.num_layers + 1)
+        length, is_last = layers[None, :] - layers[:, None], layers[None, :] == layers[-1]
+        number = {config: c for c, config in enumerate(configs)}
+        once = candidates.copy()
+        for c, config in enumerate(configs):
             kind, count = split_mode(config.recompute)
-            is_known = replace(config, recompute=kind) in known
-            twice = length <= (count if count is not None and is_known else -num_layers - 1)
-            if kind == "full" and replace(config, recompute="none") in known:
-                twice[:, -1] = True
-            rows.append(twice)
-        return np.stack(rows, axis=2)
+            same, alike = (is_last, "none") if kind == "full" else (length <= (count or 0), kind)
+            other = number.get(replace(config, recompute=alike), c)
+            if other != c:
+                once[..., c] &= ~(same & candidates[..., other])
+        return once
 
     def _least_seconds(self, c: int, last: bool) -> np.ndarray:
         """What every interval on a config takes as the sum of its layers, as far as is known, `[L +

@@ -123,18 +123,24 @@ def test_no_plan_of_a_chain_is_below_its_bounds(
     check_bounds(*data.draw(candidates(step, InputKinds(), ("ilp",))))
 
 
-def test_a_last_stage_that_recomputes_all_is_bounded_like_one_that_recomputes_nothing() -> None:
+def test_a_last_stage_that_recomputes_all_is_one_that_recomputes_nothing() -> None:
     """No gradient comes to it from another stage: its forward and backward are one fragment."""
     step, plain = chain(3, 2, shares_weights=False), stage_configs(CLUSTER)
-    configs = tuple(replace(each, recompute=mode) for each in plain for mode in ("none", "full"))
-    arrays = CostArrays(CandidateProblem(step, 3, CLUSTER, configs, 2), CostCache(CLUSTER))
-    last = np.argwhere(arrays.candidates[:, -1]).tolist()
-    assert len(last) > 2
+    full = tuple(replace(each, recompute="full") for each in plain)
+    both, none, recomputing = (
+        CostArrays(CandidateProblem(step, 3, CLUSTER, configs, 2), CostCache(CLUSTER))
+        for configs in (plain + full, plain, full)
+    )
+    assert not both.candidates[:, -1, len(plain) :].any()
+    assert (both.candidates[:, :-1, len(plain) :] == recomputing.candidates[:, :-1]).all()
+    last = np.argwhere(none.candidates[:, -1]).tolist()
+    assert len(last) > 2 and (none.candidates[:, -1] == recomputing.candidates[:, -1]).all()
     for level in (ROOFLINE, LAYERS, SECONDS):
-        for start, c in last:
-            while arrays.level[start, 3, c] < level:
-                arrays.refine([(start, 3, c)])
-        assert (arrays.seconds[:, -1, 0::2] == arrays.seconds[:, -1, 1::2]).all()
+        for arrays in (none, recomputing):
+            for start, c in last:
+                while arrays.level[start, 3, c] < level:
+                    arrays.refine([(start, 3, c)])
+        assert (none.seconds[:, -1] == recomputing.seconds[:, -1]).all()
 
 
 @pytest.mark.slow

@@ -15,10 +15,11 @@ from shardopt.graph.recomputed_units import searched_modes
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.costs import cost_arrays, layer_bounds
-from shardopt.solve.stages.costs.bounds import relaxed_layer
+from shardopt.solve.stages.costs.bounds import common_forward, relaxed_layer
 from shardopt.solve.stages.costs.cost_arrays import CostArrays
 from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.interval_contents import IntervalContents
+from shardopt.solve.stages.costs.layer_bounds import LayerBounds
 from shardopt.solve.stages.costs.recomputation import can_recompute
 from shardopt.solve.stages.costs.stage_part import cut_part
 from shardopt.solve.stages.stage_problem import stage_configs
@@ -73,8 +74,25 @@ def check(step: StepGraph) -> None:
         for last in (False, True):
             alone = relaxed_layer(step, layer, last, {})
             assert arrays.layers.relaxed_layer(layer, last, "none").key == alone.key
-            if last == (layer == step.num_layers - 1):
-                assert arrays.layers._forward_ops(layer, "none") == alone.forward_ops()
+        check_forward(arrays.layers, layer)
+
+
+def check_forward(layers: LayerBounds, layer: int) -> None:
+    """What a layer runs forward in every stage is found from an equal layer as from itself, and is
+    the same in every mode."""
+    kinds = layers._kinds_of(layer)
+    own = [relaxed_layer(layers.step(mode), layer, last, {}) for last, mode in kinds]
+    steps = [layers.step(mode) for _, mode in kinds]
+    expected, found = common_forward(list(zip(steps, own, strict=True))), layers._forward(layer)
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        assert found.key == expected.key
+    results = set()
+    for (_, mode), step, alone in zip(kinds, steps, own, strict=True):
+        ops = layers._forward_ops(layer, mode)
+        assert ops <= alone.forward_ops()
+        results.add(frozenset(step.graph.ops[op].results for op in ops))
+    assert len(results) == 1
 
 
 @given(st.data(), st.integers(2, 6))
