@@ -62,7 +62,8 @@ def staged(layers: Sequence[int]) -> bytes:
     """The step in stages of equally many layers."""
     options = (
         f"num-microbatches=4 layers={len(layers)} delta=0.1 cluster=cpu-test:{STAGES}x2 "
-        f"num-stages={STAGES} submesh=1x2 logical-shape=1x2 inter-op=equal-layer batch-args=0"
+        f"num-stages={STAGES} submesh=1x2 logical-shape=1x2 inter-op=equal-layer batch-args=0 "
+        "recompute=none"
     )
     with make_context() as context:
         module = ir.Module.parse(step(layers), context)

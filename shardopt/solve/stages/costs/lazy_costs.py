@@ -185,12 +185,12 @@ class LazyStageCosts:
                 return replace(plan, bound=bound)
             if best is not None:
                 gap = 1 - bound / best.seconds
-                if gap <= self.gap_tolerance:
+                is_spent = self.counts.solves >= budget * (WIDE_GAP_FACTOR if gap > WIDE_GAP else 1)
+                if is_spent and gap > self.gap_tolerance:
+                    best = self._or_one_stage(best, in_flight_of)
+                if is_spent or gap <= self.gap_tolerance:
+                    best = self._best_known(best, in_flight_of, planner)
                     return replace(best, status="feasible", bound=bound)
-                if self.counts.solves >= budget * (WIDE_GAP_FACTOR if gap > WIDE_GAP else 1):
-                    return replace(
-                        self._or_one_stage(best, in_flight_of), status="feasible", bound=bound
-                    )
             elif self.counts.solves >= most_without_plan:
                 best, bound = self._leanest(in_flight_of), 0.0  # more fits now
                 continue
@@ -241,6 +241,16 @@ class LazyStageCosts:
                 self.arrays.refine(pending)
             best = self._better(best, in_flight_of, stages) or best
         return best
+
+    def _best_known(
+        self, best: StageSolution, in_flight_of: InFlight, planner: Planner
+    ) -> StageSolution:
+        """The best plan of stages that are known to the end: it may not be among those that bounds
+        have brought forward."""
+        problem = self.arrays.stage_problem(in_flight_of)
+        known = np.where(self.arrays.level >= MEMORY, problem.seconds, np.inf)
+        plan = planner(replace(problem, seconds=known), None).stages
+        return self._better(best, in_flight_of, plan) or best
 
     def _guess(
         self, best: StageSolution | None, in_flight_of: InFlight, planner: Planner
