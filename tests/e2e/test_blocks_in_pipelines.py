@@ -142,6 +142,25 @@ def test_two_stages_with_blocks_compute_what_one_device_does(name: str, microbat
     check(program, jax.tree.leaves(inputs()), expected)
 
 
+def test_products_that_all_stand_in_blocks_are_cut_into_stages() -> None:
+    def step_of(block: Block) -> Callable[..., Any]:
+        def loss(weights: Any, x: jax.Array) -> jax.Array:
+            for first, second in weights:
+                x = block(block(x, first), second)
+            return jnp.mean(x**2)
+
+        return lambda weights, x: jax.grad(loss)(weights, x)
+
+    block, same = BLOCKS["rows of a device"]
+    program = jax.export.export(jax.jit(step_of(block)), platforms=["cpu"])(*inputs())
+    options = PlanOptions("cpu-test:1x8", microbatches=1, stages=2, intra_op="data")
+    plan = make_plan(bytes(program.mlir_module_serialized), options, cache=False)
+    with make_context() as context:
+        prepared = prepare(load_module(plan.module, context))
+    expected = jax.tree.leaves(jax.jit(step_of(same))(*inputs()))
+    check(prepared, jax.tree.leaves(inputs()), expected)
+
+
 def check(program: Program, arguments: list[np.ndarray], expected: list[jax.Array]) -> None:
     with open_run(program, quick_compile=True) as run:
         run.load(arguments)

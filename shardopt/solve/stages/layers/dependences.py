@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 
-from shardopt.graph.op_graph import OpGraph
+from shardopt.graph.op_graph import Op, OpGraph
 
-# Operations that are not worth a copy in every stage.
-NEVER_SHARED = frozenset(
+_DEAR = frozenset(
     {
         "dot_general",
         "convolution",
@@ -24,12 +23,17 @@ NEVER_SHARED = frozenset(
 )
 
 
+def is_dear(op: Op) -> bool:
+    """Whether an operation is not worth a copy in every stage."""
+    return op.name in _DEAR or op.island is not None
+
+
 def copyable_ops(graph: OpGraph, free_inputs: frozenset[int]) -> tuple[bool, ...]:
     """Cheap operations whose ancestors are constants and free inputs only."""
     free = set(free_inputs)
     shared = []
     for op in graph.ops:
-        shared.append(op.name not in NEVER_SHARED and free.issuperset(op.operands))
+        shared.append(not is_dear(op) and free.issuperset(op.operands))
         if shared[-1]:
             free.update(op.results)
     return tuple(shared)

@@ -34,7 +34,7 @@ from shardopt.solve.stages.layers.backward_cuts import (
     BackwardValue,
     place_backward,
 )
-from shardopt.solve.stages.layers.dependences import NEVER_SHARED, copyable_ops, reached
+from shardopt.solve.stages.layers.dependences import copyable_ops, is_dear, reached
 from shardopt.solve.stages.layers.forward_line import ForwardLine
 from shardopt.solve.stages.layers.forward_units import line_of
 from shardopt.solve.stages.layers.layer_dp import LayerSolution, relaxed_delta
@@ -225,7 +225,7 @@ class _Assignment:
         """
         inputs_of: dict[int, frozenset[int]] = {}
         for index, op in enumerate(self.graph.ops):
-            light = self.forward[index] and op.name not in NEVER_SHARED
+            light = self.forward[index] and not is_dear(op)
             made_by = [p for t in op.operands if (p := self.producers[t]) >= 0]
             if (
                 light
@@ -271,7 +271,7 @@ class _Assignment:
     def _share_followers(self) -> None:
         """What only shared values make, for the backward pass or a metric, is shared as well."""
         for index, op in enumerate(self.graph.ops):
-            if self.layer[index] == _UNKNOWN and op.operands and op.name not in NEVER_SHARED:
+            if self.layer[index] == _UNKNOWN and op.operands and not is_dear(op):
                 made_by = [self.producers[t] for t in op.operands]
                 if all(p >= 0 and self.layer[p] == SHARED for p in made_by):
                     self.layer[index] = SHARED
