@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardopt.caching.store import default_store, using
 from shardopt.frontend.calls.phase_options import phase_text
 from shardopt.frontend.calls.sources import reported_in, resolve_source, source_name
+from shardopt.frontend.planning.kernels import compile_for
 from shardopt.frontend.planning.step_search import (
     Attempt,
     Choice,
@@ -152,6 +153,8 @@ def _run_phases(
                 continue
             run(module, phase, chosen, handler)
             forms.append((phase, module_bytecode(module)))
+            if phase == "import":
+                compile_for(forms[-1][1])
             if phase == "import" and (best := _search(module, options, run, handler)) is not None:
                 for diagnostic in best.diagnostics:
                     handler(diagnostic)

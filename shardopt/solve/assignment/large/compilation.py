@@ -1,13 +1,18 @@
 """Loading and compiling the kernels for large problems within a time limit.
 
 numba caches compiled code beside the source (or in the user's cache folder), so only the first call
-on a machine takes seconds. Compilation cannot be interrupted; it runs in a thread, so that a
-deadline can pass without waiting for it."""
+on a machine takes seconds, 20 of them for all kernels. Compilation cannot be interrupted; it runs
+in a thread, so that a deadline can pass without waiting for it. Who knows early that kernels will
+be needed has another process compile them (`compile_elsewhere`)."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from threading import Thread
 from time import monotonic
 
@@ -21,19 +26,54 @@ def compiled_by(deadline: float | None, use_kernels: Callable[[], None] | None =
     ready; waits for them until `deadline` (seconds of `monotonic`), or for ever if None."""
     if deadline is not None and monotonic() >= deadline:
         return False
-    thread = _compiler(use_kernels or _use_all_kernels)
+    thread = _compiler(use_kernels or use_kernels_for_large)
     thread.join(None if deadline is None else max(deadline - monotonic(), 0.0))
     return not thread.is_alive()
 
 
 @cache
 def _compiler(use_kernels: Callable[[], None]) -> Thread:
-    thread = Thread(target=use_kernels, daemon=True)
+    def work() -> None:
+        wait_for_other()
+        use_kernels()
+
+    thread = Thread(target=work, daemon=True)
     thread.start()
     return thread
 
 
-def _use_all_kernels() -> None:
+_other: subprocess.Popen | None = None
+
+
+def compile_elsewhere(code: str) -> None:
+    """Run Python code that calls kernels, and so compiles them for this process as well, in another
+    process, while this one goes on; nothing where kernels were compiled before, or are not kept
+    beside the source."""
+    global _other
+    if _other is None and _keeps_none_yet(Path(__file__).parent):
+        _other = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+
+
+def wait_for_other() -> None:
+    """Before kernels are called: what another process is about to compile need not be compiled
+    here. If it fails, it is."""
+    if _other is not None:
+        _other.wait()
+
+
+def _keeps_none_yet(folder: Path) -> bool:
+    """Whether numba will keep what it compiles in this folder, and has kept nothing so far."""
+    elsewhere = "NUMBA_CACHE_DIR" in os.environ or not os.access(folder, os.W_OK)
+    return not elsewhere and next(folder.glob("__pycache__/*.nbi"), None) is None
+
+
+def use_kernels_for_large() -> None:
     """Solve a triangle with tight memory: it calls every kernel."""
     from shardopt.solve.assignment.large.large_problem import solve_large
 

@@ -152,17 +152,18 @@ def _is_large(sharing: Sharing) -> bool:
 def _compiled(limits: SearchLimits) -> bool:
     seconds = limits.seconds
     deadline = None if seconds is None else monotonic() + seconds
-    return find_spec("numba") is not None and compiled_by(deadline, _use_kernels)
+    return find_spec("numba") is not None and compiled_by(deadline, use_kernels_for_sharing)
 
 
-def _use_kernels() -> None:
+def use_kernels_for_sharing() -> None:
     """Share a step among two readers: that calls every kernel."""
-    from shardopt.solve.assignment.sharing.share_ascent import ShareAscent
+    from shardopt.solve.assignment.sharing.share_ascent import ShareAscent, SpreadMessages
 
-    sharing = _two_readers()
-    ascent = ShareAscent(sharing, sharing.equal_shares(), 4.0)
+    tied = _two_readers().tied(np.arange(3))
+    ascent = ShareAscent(tied.sharing, tied.sharing.equal_shares(), 4.0)
     ascent.run(2, 0.0, None)
     ascent.decide()
+    SpreadMessages(ascent, tied, 4.0)
 
 
 def _two_readers() -> Sharing:
