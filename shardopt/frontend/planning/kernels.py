@@ -7,15 +7,15 @@ from importlib.util import find_spec
 from shardopt.solve.assignment.large.compilation import compile_elsewhere
 
 # A module of so many bytes takes seconds until the first kernel is called, and calls it.
-_MANY_BYTES = 100_000
+_MANY_BYTES = 50_000
 
 _COMPILE = f"from {__name__} import use_all; use_all()"
 
 
-def compile_for(imported: bytes) -> None:
-    """Have kernels compiled for a model, as bytecode behind the import phase, if it is so large
-    that it pays, and none was compiled on this machine."""
-    if len(imported) >= _MANY_BYTES and find_spec("numba") is not None:
+def compile_for(model: bytes) -> None:
+    """Have kernels compiled for a model, as bytecode, if it is so large that it pays, and none was
+    compiled on this machine."""
+    if len(model) >= _MANY_BYTES and find_spec("numba") is not None:
         compile_elsewhere(_COMPILE)
 
 

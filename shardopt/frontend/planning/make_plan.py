@@ -142,6 +142,7 @@ def _run_phases(
     with make_context() as context, LoadedModules(context) as loaded:
         module = load_module(source, context, name=name)
         original = module_bytecode(module)
+        compile_for(original)
         # The phases change `module` itself, and a plan says what it was made for.
         loaded.keep(original, copy_of(module))
         if options.plan:
@@ -153,8 +154,6 @@ def _run_phases(
                 continue
             run(module, phase, chosen, handler)
             forms.append((phase, module_bytecode(module)))
-            if phase == "import":
-                compile_for(forms[-1][1])
             if phase == "import" and (best := _search(module, options, run, handler)) is not None:
                 for diagnostic in best.diagnostics:
                     handler(diagnostic)

@@ -101,10 +101,24 @@ class SpreadMessages(Messages):
         place, turned = tied.edges.T
         of = np.full(len(self._problem.flat.edge), -1, dtype=np.int64)
         for side in (0, 1):
+            there = np.where(place >= 0, tied_halves[place, side ^ turned], -1)
             is_edge = halves[:, side] >= 0
-            of[halves[is_edge, side]] = tied_halves[place, side ^ turned][is_edge]
+            of[halves[is_edge, side]] = there[is_edge]
         best = few._problem.flat, few._best[0]
         kernels.spread(*best, self._problem.flat, of, self._messages)
+
+    def settle(self, close: float) -> None:
+        """As `Messages.settle`; where what was spread is not close, with no messages to begin with,
+        too: layers that are equal may stand between others that are not."""
+        super().settle(close)
+        if self._is_close(close):
+            return
+        bound, messages = self.bound, self._messages.copy()
+        self._messages[:], self.bound = 0.0, -inf
+        super().settle(close)
+        if self.bound < bound:
+            self.bound = bound
+            np.copyto(self._messages, messages)
 
     def freed(self) -> ShareAscent:
         """The same messages where shares move."""

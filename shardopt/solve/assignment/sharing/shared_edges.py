@@ -264,8 +264,8 @@ class TiedSharing:
 
     @cached_property
     def edges(self) -> np.ndarray:
-        """For each edge of the original that of `sharing` which stands for it, and whether its rows
-        are the other's columns: int64 `[edges, 2]`."""
+        """For each edge of the original that of `sharing` which stands for it, -1 where that is a
+        node or nothing, and whether its rows are the other's columns: int64 `[edges, 2]`."""
         ends = self.colours[self.whole.problem.ends]
         standing = np.full(ends.shape, -1, dtype=np.int64)
         standing[:, 1] = ends[:, 0] > ends[:, 1]
@@ -277,9 +277,9 @@ class TiedSharing:
             standing[list(group.edges), 1] = 0
         private = self.sharing.problem.ends[: self.private]
         names, known = (_names(np.sort(each, axis=1)) for each in (ends, private))
-        order = np.argsort(known)
+        place = {pair: number for number, pair in enumerate(known.tolist())}
         of = np.flatnonzero(standing[:, 0] < 0)
-        standing[of, 0] = order[np.searchsorted(known, names[of], sorter=order)]
+        standing[of, 0] = [place.get(pair, -1) for pair in names[of].tolist()]
         return standing
 
     def spread_shares(self, shares: Iterable[np.ndarray]) -> list[np.ndarray]:
