@@ -19,7 +19,7 @@ PREFIX = "shardopt-"
 RUN_INSTEAD = {"inline": "shardopt-inline-calls"}
 
 # Modules of this package that hold no pass; passes stand in the folders.
-INFRASTRUCTURE = ("base", "options", "registry", "remark_kinds")
+INFRASTRUCTURE = ("base", "kernels", "options", "registry", "remark_kinds")
 
 # Folder -> the words of its passes, both in the order of the phases. Each pass is called
 # `shardopt-<verb>-<object>`, its file `<verb>_<object>.py`, its class the same words in CamelCase,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from shardopt.caching.store import default_store, using
 from shardopt.frontend.calls.phase_options import phase_text
 from shardopt.frontend.calls.sources import reported_in, resolve_source, source_name
-from shardopt.frontend.planning.kernels import compile_for
 from shardopt.frontend.planning.step_search import (
     Attempt,
     Choice,
@@ -30,6 +29,7 @@ from shardopt.frontend.plans.plan_cache import get_plan, plan_key, put_plan
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.hardware.memory_limit import check_budget
 from shardopt.options.plan_options import PlanOptions
+from shardopt.passes.kernels import compile_for
 from shardopt.schedule.schedules import ALIKE, SEARCH
 from shardopt.support.collection import rare_collection
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.frontend.planning.kernels import use_all
+from shardopt.passes.kernels import use_all
 from shardopt.solve.assignment.large import compilation
 
 
