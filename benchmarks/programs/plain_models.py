@@ -76,7 +76,10 @@ def physics_informed() -> Trial:
     def residual(params: Any, point: jax.Array) -> jax.Array:
         def along(axis: int) -> jax.Array:
             unit = jnp.zeros(2).at[axis].set(1.0)
-            first = lambda p: jax.jvp(lambda q: field(params, q), (p,), (unit,))[1]  # noqa: E731
+
+            def first(p: jax.Array) -> jax.Array:
+                return jax.jvp(lambda q: field(params, q), (p,), (unit,))[1]
+
             return jax.jvp(first, (point,), (unit,))[1]
 
         return along(0) + along(1) + jnp.sin(point.sum())
@@ -166,7 +169,10 @@ def selective_scan() -> Trial:
         step = jax.nn.softplus(x @ layer["step"])
         decay = jnp.exp(-step[..., None] * jnp.exp(layer["decay"]))
         fed = (step * x)[..., None] * (x @ layer["in"])[:, :, None, :]
-        join = lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1])  # noqa: E731
+
+        def join(a: Any, b: Any) -> Any:
+            return a[0] * b[0], b[0] * a[1] + b[1]
+
         states = lax.associative_scan(join, (decay, fed), axis=1)[1]
         return jnp.einsum("btds,bts->btd", states, x @ layer["out"])
 

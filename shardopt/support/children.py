@@ -109,6 +109,10 @@ class Beside(Generic[T]):
         """Whether the result is there to be asked for."""
         return self._child.connection.poll()
 
+    def end(self) -> None:
+        """Nobody wants the result any more."""
+        self._child.end()
+
     def result(self) -> T:
         """What the work returns or raises; to be asked for once."""
         try:
@@ -131,13 +135,17 @@ def results(works: Sequence[Callable[[], T]]) -> list[T]:
     children: dict[int, Beside[T]] = {}
     done: dict[int, T] = {}
     room = cores() - 1 if can_fork() else 0
-    for number, work in enumerate(works):
-        at_work = sum(not child.is_done() for child in children.values())
-        if number + 1 < len(works) and at_work < room:
-            children[number] = Beside(work)
-        else:
-            done[number] = work()
-    return [
-        children[number].result() if number in children else done[number]
-        for number in range(len(works))
-    ]
+    try:
+        for number, work in enumerate(works):
+            at_work = sum(not child.is_done() for child in children.values())
+            if number + 1 < len(works) and at_work < room:
+                children[number] = Beside(work)
+            else:
+                done[number] = work()
+        return [
+            children.pop(number).result() if number in children else done[number]
+            for number in range(len(works))
+        ]
+    finally:  # of an error, or an interrupt
+        for child in children.values():
+            child.end()

@@ -62,6 +62,17 @@ def test_what_a_child_raises_is_raised() -> None:
 
 
 @pytest.mark.usefixtures("forking")
+def test_an_error_ends_the_work_of_all_children() -> None:
+    def refuse() -> None:
+        raise UserError("not that")
+
+    with pytest.raises(UserError, match=r"^not that$"):
+        results([signal.pause, signal.pause, refuse])
+    with pytest.raises(ChildProcessError):  # none is left to be waited for
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
 def test_what_a_child_does_not_finish_is_done_here(number: signal.Signals) -> None:
     parent = os.getpid()

@@ -34,7 +34,7 @@ def compiled_by(deadline: float | None, use_kernels: Callable[[], None] | None =
 @cache
 def _compiler(use_kernels: Callable[[], None]) -> Thread:
     def work() -> None:
-        wait_for_other()
+        _wait_for_other()
         use_kernels()
 
     thread = Thread(target=work, daemon=True)
@@ -60,7 +60,7 @@ def compile_elsewhere(code: str) -> None:
         )
 
 
-def wait_for_other() -> None:
+def _wait_for_other() -> None:
     """Before kernels are called: what another process is about to compile need not be compiled
     here. If it fails, it is."""
     if _other is not None:

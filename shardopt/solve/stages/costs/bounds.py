@@ -185,7 +185,7 @@ def common_forward(layers: Sequence[tuple[StepGraph, RelaxedLayer]]) -> RelaxedL
     """What a layer runs forward in stages that recompute differently, or end with it or behind it,
     each with the step that it is a layer of: what all of them run, and allow what any of them does.
     Originals have equal results in all steps. None where that is no layer by itself."""
-    ops_of = [forward_results(*each) for each in layers]
+    ops_of = [_forward_results(*each) for each in layers]
     common = frozenset.intersection(*map(frozenset, ops_of))
     alone = layers[0][1].alone({ops_of[0][results] for results in common})
     if alone is None:
@@ -212,7 +212,7 @@ def common_forward(layers: Sequence[tuple[StepGraph, RelaxedLayer]]) -> RelaxedL
     return replace(alone, view=view)
 
 
-def forward_results(step: StepGraph, layer: RelaxedLayer) -> dict[tuple[int, ...], int]:
+def _forward_results(step: StepGraph, layer: RelaxedLayer) -> dict[tuple[int, ...], int]:
     """The operations of `step` that a layer of it runs forward, by their results."""
     ops = sorted(layer.forward_ops())
     return {step.graph.ops[op].results: op for op in ops if step.graph.ops[op].results}

@@ -319,7 +319,11 @@ class LayerBounds:
     def _kinds_of(self, layer: int) -> list[tuple[bool, str]]:
         """Whether a layer is in a last stage, and what it recomputes, as far as that occurs."""
         ends = layer == self.problem.num_layers - 1
-        return list(dict.fromkeys((last, mode) for last, mode, _ in self._rows if last or not ends))
+        return [(last, mode) for last, mode in self._kinds if last or not ends]
+
+    @cached_property
+    def _kinds(self) -> tuple[tuple[bool, str], ...]:
+        return tuple(dict.fromkeys((last, mode) for last, mode, _ in self._rows))
 
     def _own_relaxed_layer(self, layer: int, last: bool, mode: str) -> RelaxedLayer:
         """As it stands in this very layer."""

@@ -249,7 +249,10 @@ class LazyStageCosts:
         have brought forward."""
         problem = self.arrays.stage_problem(in_flight_of)
         known = np.where(self.arrays.level >= MEMORY, problem.seconds, np.inf)
-        plan = planner(replace(problem, seconds=known), None).stages
+        try:
+            plan = planner(replace(problem, seconds=known), None).stages
+        except UserError:  # of a planner that looks at some plans only, or wants a shorter one
+            return best
         return self._better(best, in_flight_of, plan) or best
 
     def _guess(
