@@ -1,23 +1,20 @@
-"""A Ray cluster of two nodes on this machine loses the one that a mesh is on: `python lost_node.py`
-prints the error, and what a run that is opened at once, on the node that is left, computes.
+"""A Ray cluster of two nodes on this machine loses the one that a mesh is on: `python -m
+tests.e2e.lost_node` prints the error, and what a run that is opened at once, on the node that is
+left, computes.
 
 A process of its own, as a process can be connected to one cluster only.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 
 import ray
 from ray.cluster_utils import Cluster
 
-sys.path.insert(0, str(Path(__file__).parent))
-from exported_model import example, inputs
-
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import MeshError
+from tests.e2e.exported_model import example, inputs
 
 
 def main() -> None:

@@ -10,8 +10,6 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import wide_model
-from exported_model import TEXT, example, expected_step, inputs, load
 
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
@@ -22,6 +20,8 @@ from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import compare
 from shardopt.runtime.run import Run
 from shardopt.support.errors import UserError
+from tests.e2e import wide_model
+from tests.e2e.exported_model import TEXT, example, expected_step, inputs, load
 
 TOLERANCE = 1e-5
 _SLOW, _RAY = [pytest.mark.slow], [pytest.mark.slow, pytest.mark.ray]

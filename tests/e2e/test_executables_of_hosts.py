@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exported_model import example, inputs
 
 from shardopt.runtime.driver import open_run
+from tests.e2e.exported_model import example, inputs
 
 
 def test_hosts_find_their_executables_again(

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from exported_model import TEXT, example, expected_step, inputs, load
 
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import FailureKind, MeshError
@@ -22,6 +21,7 @@ from shardopt.runtime.restart import Recovery, run_steps
 from shardopt.runtime.run import Outputs, Run
 from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
+from tests.e2e.exported_model import TEXT, example, expected_step, inputs, load
 
 LIMITS = Limits(silence_seconds=2, message_seconds=1, progress_seconds=3)
 SOON = 60.0  # seconds: anything but a hang; how soon it is, benchmarks/runtime/faults.py measures
@@ -220,7 +220,7 @@ def test_steps_keep_their_numbers_when_a_run_goes_on(tmp_path: Path) -> None:
 def test_a_node_that_is_gone_is_one_error_soon_and_the_next_run_does_without_it() -> None:
     pytest.importorskip("ray")
     root = Path(__file__).parents[2]
-    command = [sys.executable, str(root / "tests" / "e2e" / "lost_node.py")]
+    command = [sys.executable, "-m", "tests.e2e.lost_node"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=root)
     lines = [line for line in result.stdout.splitlines() if " mesh 'm" in line]
     assert len(lines) == 1, result.stdout + result.stderr

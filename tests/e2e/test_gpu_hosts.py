@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-import wide_model
-from exported_model import load
 
 from shardopt.runtime.backends import process
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.reference import compare
 from shardopt.support.errors import UserError
+from tests.e2e import wide_model
+from tests.e2e.exported_model import load
 
 # A worker has as many devices as GPUs that it sees.
 _STAND_IN = """

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from exported_model import example, inputs
 from pyarrow import parquet
 
 from shardopt.frontend.planning.make_plan import make_plan
@@ -41,6 +40,7 @@ from shardopt.tools.run.data import open_data
 from shardopt.tools.run.metrics import tokens_per_step
 from shardopt.tools.run.stopping import Stopping
 from shardopt.tools.shardopt import main
+from tests.e2e.exported_model import example, inputs
 from tests.e2e.models import MODELS, batch_args
 
 MODULE = Path(__file__).parent / "exported_example.mlir"

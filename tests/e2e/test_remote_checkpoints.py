@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import wide_model
-from exported_model import example, inputs, load
 
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.reference import compare
@@ -22,6 +20,8 @@ from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.runtime.state.places import RemotePath, place
 from shardopt.support.errors import UserError
 from shardopt.tools.shardopt import main
+from tests.e2e import wide_model
+from tests.e2e.exported_model import example, inputs, load
 
 MODULE = Path(__file__).parent / "exported_example.mlir"
 

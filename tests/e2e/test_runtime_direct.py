@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from exported_model import TEXT, example, expected_step, inputs, load
 
 from shardopt.forms.exported_program import (
     Argument,
@@ -30,6 +29,7 @@ from shardopt.runtime.program.routes import make_route
 from shardopt.runtime.reference import compare
 from shardopt.runtime.run import Run
 from shardopt.solve.resharding.transfers import plan_resharding
+from tests.e2e.exported_model import TEXT, example, expected_step, inputs, load
 from tests.unit.runtime.fake_cupy import Op, World, fake_cupy
 
 

@@ -8,7 +8,6 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
-from exported_model import TEXT, example, expected_step, inputs, load
 from jaxlib.mlir import ir
 
 from shardopt.ir.context import make_context
@@ -19,6 +18,7 @@ from shardopt.runtime.program.instructions import MeshProgram, Program
 from shardopt.runtime.reference import compare, difference, run_reference
 from shardopt.runtime.run import Run
 from shardopt.support.errors import UserError
+from tests.e2e.exported_model import TEXT, example, expected_step, inputs, load
 
 TOLERANCE = 1e-5
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from exported_model import example, expected_step, inputs
-from test_trace_of_processes import check_spans
 
 from shardopt.runtime.backends.ray_actors import connect
 from shardopt.runtime.backends.ray_placement import RayPlacement
@@ -18,6 +16,8 @@ from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import compare
 from shardopt.runtime.run import Run
 from shardopt.support.errors import UserError
+from tests.e2e.exported_model import example, expected_step, inputs
+from tests.e2e.test_trace_of_processes import check_spans
 
 pytestmark = pytest.mark.ray
 

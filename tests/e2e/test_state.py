@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exported_model import example, expected_step, inputs, load
 from jax import export
 
 import shardopt
@@ -25,6 +24,7 @@ from shardopt.runtime.state.manifest import read_manifest
 from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
 from shardopt.tools.shardopt import main
+from tests.e2e.exported_model import example, expected_step, inputs, load
 
 
 def start(program: Program, checkpoints: CheckpointOptions | None = None) -> Run:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import threading
 import time
 
-from exported_model import example, inputs
-
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.faults import Fault
@@ -15,6 +13,7 @@ from shardopt.runtime.health.limits import Limits
 from shardopt.runtime.program.instructions import Send
 from shardopt.runtime.run import Run
 from shardopt.runtime.tracing.spans import task_times
+from tests.e2e.exported_model import example, inputs
 
 # Clocks of processes of one machine are the same; reading them takes a moment.
 CLOCK_SECONDS = 1e-3

@@ -10,19 +10,16 @@ import sys
 from dataclasses import replace
 
 import pytest
-import wide_model
-from exported_model import load
 
 from benchmarks.runtime.namespaces import LinkedHosts, why_not
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.reference import compare
+from tests.e2e import wide_model
+from tests.e2e.exported_model import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-INSIDE = (
-    "import sys; sys.path[:0] = ['.', 'tests/e2e']; from test_two_hosts import inside; "
-    "inside(sys.argv[1])"
-)
+INSIDE = "import sys; from tests.e2e.test_two_hosts import inside; inside(sys.argv[1])"
 
 
 def test_a_mesh_on_both_hosts() -> None:

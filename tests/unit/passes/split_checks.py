@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxlib.mlir import ir
-from loop_expansion import evaluate, expand_loop
 
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.ir.context import make_context
@@ -19,6 +18,7 @@ from shardopt.passes.base import PassContext
 from shardopt.passes.microbatches.split_microbatches import SplitMicrobatches
 from shardopt.passes.microbatches.verify_microbatched import VerifyMicrobatched
 from shardopt.pipeline.manager import run_pipeline
+from tests.unit.passes.loop_expansion import evaluate, expand_loop
 
 ROWS = 4
 Step = Callable[..., Any]

@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 from jax import lax
 from jaxlib.mlir import ir
-from loop_expansion import evaluate, expand_loop
-from split_checks import Step, lower, mlp, mse, normal, split
-from split_checks import check as check_split
 
 from shardopt.dialect.batch import STEP_LOOP, read_batch
 from shardopt.dialect.program import StepProgram, read_program
@@ -25,6 +22,9 @@ from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.io import module_bytecode
 from shardopt.ir.rewriting import operations
 from shardopt.pipeline.manager import run_pipeline
+from tests.unit.passes.loop_expansion import evaluate, expand_loop
+from tests.unit.passes.split_checks import Step, lower, mlp, mse, normal, split
+from tests.unit.passes.split_checks import check as check_split
 
 PARTS, ROWS = 4, 8
 

@@ -11,9 +11,20 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from split_checks import ROWS, check, lower, mlp, mlp_params, mse, names, normal, sgd, split
 
 from shardopt.ir.diagnostics import DiagnosedError
+from tests.unit.passes.split_checks import (
+    ROWS,
+    check,
+    lower,
+    mlp,
+    mlp_params,
+    mse,
+    names,
+    normal,
+    sgd,
+    split,
+)
 
 Loss = Callable[..., jax.Array]
 FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -8,7 +8,6 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
-from program_evaluation import NAMES, evaluate, load_program, random_arguments
 
 from shardopt.dialect.attributes import i64
 from shardopt.dialect.cluster import write_cluster
@@ -24,6 +23,7 @@ from shardopt.passes.layers.cluster_layers import ClusterLayers
 from shardopt.passes.stages.read_step import read_step
 from shardopt.passes.stages.staging import StagePlacement, outline_fragments
 from shardopt.solve.stages.costs.stage_part import cut_part
+from tests.unit.passes.program_evaluation import NAMES, evaluate, load_program, random_arguments
 
 NUM_LAYERS = 3
 CUTS = ((0, 0, 0), (0, 0, 1), (0, 1, 1), (0, 1, 2))

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import lax
-from loop_expansion import expand_loop
-from split_checks import lower, normal, split
 
 from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.io import module_bytecode
 from shardopt.runtime.reference import run_reference
+from tests.unit.passes.loop_expansion import expand_loop
+from tests.unit.passes.split_checks import lower, normal, split
 
 ROWS, WIDTH = 4, 3
 

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
-from loop_expansion import expand_loop
-from split_checks import lower, normal, sgd, split
 
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.mpmd import IN_FLIGHT, TOPOLOGY, write_methods, write_topology
@@ -29,6 +27,8 @@ from shardopt.passes.layers.cluster_layers import ClusterLayers
 from shardopt.passes.stages.slice_tokens import SliceTokens
 from shardopt.passes.stages.verify_placed import VerifyPlaced
 from shardopt.runtime.reference import Reference
+from tests.unit.passes.loop_expansion import expand_loop
+from tests.unit.passes.split_checks import lower, normal, sgd, split
 
 STAGES = 2
 BATCH, LENGTH, HIDDEN, VOCAB = 2, 6, 8, 7

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from split_checks import ROWS, Step, check, lower, names, normal, sgd, split
 
 from shardopt.dialect.program import StepProgram
 from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.rewriting import operations
+from tests.unit.passes.split_checks import ROWS, Step, check, lower, names, normal, sgd, split
 
 TIMES, WIDTH = 5, 3
 

@@ -10,13 +10,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from loop_expansion import evaluate, expand_loop
-from split_checks import ROWS, check, lower, mlp, mlp_params, mse, names, normal, sgd, split
 
 from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.rewriting import operations
 from shardopt.passes.microbatches.split_microbatches import SplitMicrobatches
 from shardopt.pipeline.manager import run_pipeline
+from tests.unit.passes.loop_expansion import evaluate, expand_loop
+from tests.unit.passes.split_checks import (
+    ROWS,
+    check,
+    lower,
+    mlp,
+    mlp_params,
+    mse,
+    names,
+    normal,
+    sgd,
+    split,
+)
 
 
 def test_mlp_with_sgd() -> None:

@@ -12,9 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from split_checks import ROWS, check, lower, mlp, mlp_params, mse, names, normal, sgd, split
 
 from shardopt.ir.diagnostics import DiagnosedError
+from tests.unit.passes.split_checks import (
+    ROWS,
+    check,
+    lower,
+    mlp,
+    mlp_params,
+    mse,
+    names,
+    normal,
+    sgd,
+    split,
+)
 
 KEY = jnp.asarray([7, 11], jnp.uint32)
 

@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
-from program_evaluation import evaluate, random_arguments
 
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram, read_program
@@ -18,6 +17,7 @@ from shardopt.forms.clustered_form import violations
 from shardopt.ir.context import make_context
 from shardopt.ir.rewriting import defining
 from shardopt.pipeline.manager import run_pipeline
+from tests.unit.passes.program_evaluation import evaluate, random_arguments
 
 _LAYERS, _TYPE = 3, "tensor<4x4xf32>"
 _UNARY = ("negate", "tanh", "transpose", "convert")

@@ -15,13 +15,13 @@ from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
-from test_runtime_program import build
 
 from shardopt.forms.exported_program import TensorSpec
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.state.initializers import full
+from tests.unit.runtime.test_runtime_program import build
 
 
 def test_a_thread_that_lists_the_shards_while_another_does_sees_all_of_them() -> None:

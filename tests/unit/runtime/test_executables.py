@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_runtime_program import build
 
 from shardopt.caching.store import Store
 from shardopt.runtime.devices import executables
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import Executable, XlaMesh
+from tests.unit.runtime.test_runtime_program import build
 
 PART = build().meshes[1]
 UPDATE = next(each for each in PART.functions if each.name == "update_w1")

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_programs import program_of_all_kinds
-from test_runtime_program import build, pipeline
 
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
@@ -21,6 +19,8 @@ from shardopt.runtime.program.json_form import (
     program_to_json,
     readable_json,
 )
+from tests.unit.runtime.random_programs import program_of_all_kinds
+from tests.unit.runtime.test_runtime_program import build, pipeline
 
 
 @pytest.mark.parametrize(

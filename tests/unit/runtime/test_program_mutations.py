@@ -10,15 +10,6 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_programs import (
-    KEEPING,
-    KINDS,
-    Impossible,
-    Interpreter,
-    exported_programs,
-    mutations,
-    program_of_all_kinds,
-)
 
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
@@ -27,6 +18,15 @@ from shardopt.runtime.program.host_routes import Round, rounds_of
 from shardopt.runtime.program.hosts import Host, hosts_of
 from shardopt.runtime.program.instructions import Instruction, Route
 from shardopt.runtime.program.json_form import program_from_json, program_to_json
+from tests.unit.runtime.random_programs import (
+    KEEPING,
+    KINDS,
+    Impossible,
+    Interpreter,
+    exported_programs,
+    mutations,
+    program_of_all_kinds,
+)
 
 QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_runtime_program import build
 
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.inputs import random_inputs
@@ -29,6 +28,7 @@ from shardopt.runtime.tracing.watchdog import Watchdog
 from shardopt.runtime.tracing.where import status_text
 from shardopt.schedule.tasks import Task
 from shardopt.support.errors import UserError
+from tests.unit.runtime.test_runtime_program import build
 
 STEPS = 3
 

@@ -10,7 +10,6 @@ from math import inf
 
 import numpy as np
 import pytest
-from assignment_problems import brute_force, grid, random_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from shardopt.solve.assignment.presolve.presolve import presolve
 from shardopt.solve.assignment.problem import Edge, Problem, Usage, evaluate
 from shardopt.solve.assignment.search import component_solver
 from shardopt.solve.assignment.search.sharding_ilp import improve, solve
+from tests.unit.solve.assignment.assignment_problems import brute_force, grid, random_problem
 
 pytest.importorskip(
     "numba", reason="the path for large problems is compiled by numba, which is not installed"
@@ -206,7 +206,7 @@ def test_projection_undoes_restoration() -> None:
 
 def test_equal_budgets_give_equal_answers_under_any_hash_seed() -> None:
     script = (
-        "from assignment_problems import grid\n"
+        "from tests.unit.solve.assignment.assignment_problems import grid\n"
         "from shardopt.solve.assignment.limits import SearchLimits\n"
         "from shardopt.solve.assignment.search.sharding_ilp import improve\n"
         "limits = SearchLimits(work=10_000_000)\n"

@@ -9,11 +9,15 @@ from time import process_time
 
 import numpy as np
 import pytest
-from assignment_problems import NUM_PROBLEMS, brute_force, random_problem
 
 from shardopt.solve.assignment.presolve.presolve import presolve
 from shardopt.solve.assignment.problem import Edge, Problem, Usage, evaluate
 from shardopt.solve.assignment.table_store import TableStore
+from tests.unit.solve.assignment.assignment_problems import (
+    NUM_PROBLEMS,
+    brute_force,
+    random_problem,
+)
 
 
 def best_choice(problem: Problem) -> tuple[int, ...] | None:

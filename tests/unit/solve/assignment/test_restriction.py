@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from assignment_problems import brute_force, grid, random_problem
 
 from shardopt.mesh.mesh import Sharding, parse_mesh
 from shardopt.mesh.shardings import all_shardings
@@ -18,6 +17,7 @@ from shardopt.solve.assignment.search import restriction
 from shardopt.solve.assignment.search.restriction import Mask, restrict, solve_in_steps
 from shardopt.solve.sharding.strategies.layouts import Column
 from shardopt.solve.sharding.strategies.simpler import simpler_masks
+from tests.unit.solve.assignment.assignment_problems import brute_force, grid, random_problem
 
 NUM_PROBLEMS = 60
 

@@ -11,7 +11,6 @@ from math import inf
 
 import numpy as np
 import pytest
-from assignment_problems import NUM_PROBLEMS, brute_force, grid, random_problem
 
 from shardopt.solve.assignment.exact.bucket_elimination import eliminate_all, elimination_order
 from shardopt.solve.assignment.exact.enumeration import enumerate_all, is_tiny
@@ -21,6 +20,12 @@ from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, ev
 from shardopt.solve.assignment.search import component_solver
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.assignment.table_store import TableStore
+from tests.unit.solve.assignment.assignment_problems import (
+    NUM_PROBLEMS,
+    brute_force,
+    grid,
+    random_problem,
+)
 
 
 def check_optimal(problem: Problem, solution: Solution) -> None:
@@ -193,7 +198,7 @@ def test_gap_tolerance_stops_early_and_is_kept() -> None:
 
 def test_equal_solutions_under_any_hash_seed() -> None:
     script = (
-        "from assignment_problems import grid, random_problem, solve\n"
+        "from tests.unit.solve.assignment.assignment_problems import grid, random_problem, solve\n"
         "print([solve(random_problem(seed)).choice for seed in range(40)])\n"
         "print(solve(grid(4, 4, limit_share=0.85)).choice)\n"
     )

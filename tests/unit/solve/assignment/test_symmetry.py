@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from assignment_problems import brute_force
 
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.assignment.search import repeated_layers, symmetry
 from shardopt.solve.assignment.search.repeated_layers import solve_repeated
 from shardopt.solve.assignment.search.symmetry import Refinement, tie, tie_repeated
+from tests.unit.solve.assignment.assignment_problems import brute_force
 
 NUM_PROBLEMS = 120
 
@@ -229,11 +229,13 @@ def test_equal_arrays_need_not_be_one_object() -> None:
 
 
 def test_colours_do_not_depend_on_the_hash_seed() -> None:
-    script = "from test_symmetry import *; print([colours_after(layered(s), 2) for s in range(30)])"
-    folder = os.path.dirname(__file__)
+    script = (
+        "from tests.unit.solve.assignment.test_symmetry import colours_after, layered\n"
+        "print([colours_after(layered(seed), 2) for seed in range(30)])"
+    )
     outputs = set()
     for seed in ("0", "1"):
-        path = os.pathsep.join(filter(None, (folder, *sys.path)))
+        path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path}
         run = subprocess.run(
             [sys.executable, "-c", script],

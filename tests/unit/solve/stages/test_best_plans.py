@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from stage_problems import additive, all_plans, random_problem, row, step_seconds
 
 from shardopt.hardware.cluster import Cluster, Submesh
 from shardopt.hardware.cluster_file import load_cluster
@@ -36,6 +35,13 @@ from shardopt.solve.stages.stage_problem import (
     is_plan,
 )
 from shardopt.support.errors import UserError
+from tests.unit.solve.stages.stage_problems import (
+    additive,
+    all_plans,
+    random_problem,
+    row,
+    step_seconds,
+)
 
 DP = find_planner("dp")
 

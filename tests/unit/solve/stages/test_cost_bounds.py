@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from model_steps import step_of
-from step_graphs import StepBuilder
 
 from benchmarks.alpa.specs import TINY
 from shardopt.graph.recomputed_units import searched_modes
@@ -40,6 +38,8 @@ from shardopt.solve.stages.costs.recomputation import can_recompute
 from shardopt.solve.stages.stage_problem import Copies, stage_configs
 from shardopt.solve.stages.step_graph import StepGraph
 from shardopt.support.errors import UserError
+from tests.unit.solve.stages.model_steps import step_of
+from tests.unit.solve.stages.step_graphs import StepBuilder
 
 CLUSTER = load_cluster("cpu-test:1x4")
 OVERLAPPING = with_overlap(CLUSTER, "on")

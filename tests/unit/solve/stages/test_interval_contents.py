@@ -8,8 +8,6 @@ from itertools import combinations
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from model_steps import step_of
-from step_graphs import StepBuilder
 
 from shardopt.graph.recomputed_units import searched_modes
 from shardopt.hardware.cluster_file import load_cluster
@@ -25,6 +23,8 @@ from shardopt.solve.stages.costs.stage_part import cut_part
 from shardopt.solve.stages.stage_problem import stage_configs
 from shardopt.solve.stages.step_graph import StepGraph
 from shardopt.support.errors import UserError
+from tests.unit.solve.stages.model_steps import step_of
+from tests.unit.solve.stages.step_graphs import StepBuilder
 
 CLUSTER = load_cluster("cpu-test:1x4")
 

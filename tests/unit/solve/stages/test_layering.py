@@ -5,11 +5,11 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from step_graphs import StepBuilder
 
 from shardopt.graph.op_graph import SHARED
 from shardopt.solve.stages.layers.layering import Layering, LayerProblem, assign_layers
 from shardopt.support.errors import UserError
+from tests.unit.solve.stages.step_graphs import StepBuilder
 
 
 def mlp(depth: int, trained: tuple[int, ...] | None = None) -> StepBuilder:

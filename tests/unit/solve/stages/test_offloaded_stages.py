@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from step_graphs import WIDTH, StepBuilder
 
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph
 from shardopt.hardware.cluster_file import load_cluster
@@ -28,6 +27,7 @@ from shardopt.solve.stages.stage_problem import (
     stage_configs,
 )
 from shardopt.solve.stages.step_graph import StepGraph
+from tests.unit.solve.stages.step_graphs import WIDTH, StepBuilder
 
 BYTES = 4 * WIDTH * WIDTH
 CLUSTER = load_cluster("cpu-test:1x2")

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from stage_problems import row
 
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule, find_schedule, in_flight
@@ -22,6 +21,7 @@ from shardopt.solve.stages.search.shared_meshes import (
 )
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, evaluate, is_plan
 from shardopt.support.errors import UserError
+from tests.unit.solve.stages.stage_problems import row
 
 
 def random_problem(seed: int, each: int) -> StageProblem:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_problems import Allowed, all_plans, fits, least, problems, random_costs
 
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.options.names import InterOp
@@ -33,6 +32,14 @@ from shardopt.solve.stages.stage_problem import (
     stage_configs,
 )
 from shardopt.support.errors import UserError
+from tests.unit.solve.stages.planner_problems import (
+    Allowed,
+    all_plans,
+    fits,
+    least,
+    problems,
+    random_costs,
+)
 
 HOST = load_cluster("cpu-test:1x4")
 TWO_HOSTS = load_cluster("cpu-test:2x4")

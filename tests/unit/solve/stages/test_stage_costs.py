@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from step_graphs import WIDTH, StepBuilder
 
 from shardopt.cost.transfers import messages_seconds
 from shardopt.graph.recomputed_units import searched_modes
@@ -51,6 +50,7 @@ from shardopt.solve.stages.stage_problem import (
 )
 from shardopt.solve.stages.step_graph import StepGraph
 from shardopt.support.errors import UserError
+from tests.unit.solve.stages.step_graphs import WIDTH, StepBuilder
 
 BYTES = 4 * WIDTH * WIDTH
 MICROBATCHES = 4
@@ -476,7 +476,7 @@ _PRICES = """
 import sys
 from hashlib import sha256
 from pathlib import Path
-from test_stage_costs import one_f_one_b_in_flight, problem
+from tests.unit.solve.stages.test_stage_costs import one_f_one_b_in_flight, problem
 from shardopt.caching.store import Store, using
 from shardopt.solve.stages.costs.sharded_part import ShardedPart
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
@@ -499,7 +499,7 @@ def test_costs_from_disk_are_those_that_would_be_computed(tmp_path: Path) -> Non
         environment = {
             **os.environ,
             "PYTHONHASHSEED": seed,
-            "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONPATH": str(Path(__file__).parents[4]),
         }
         command = [sys.executable, "-c", _PRICES, str(tmp_path)]
         text = subprocess.run(

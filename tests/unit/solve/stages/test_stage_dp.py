@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from stage_problems import additive, all_plans, brute_force, random_problem
 
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.stages.baselines.equal_layers import equal_layer_stages
@@ -26,6 +25,7 @@ from shardopt.solve.stages.stage_problem import (
     stage_memory_bytes,
 )
 from shardopt.support.errors import UserError
+from tests.unit.solve.stages.stage_problems import additive, all_plans, brute_force, random_problem
 
 # ---- hand-computed ----
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from step_graphs import StepBuilder
-
 from shardopt.graph.op_graph import MARKER, Op
 from shardopt.solve.stages.step_graph import StepGraph, unread
+from tests.unit.solve.stages.step_graphs import StepBuilder
 
 DEPTH = 2
 
