@@ -18,7 +18,7 @@ import numpy as np
 
 from shardopt.cost.collectives import collective_curve
 from shardopt.cost.resharding_moves import Uneven
-from shardopt.cost.resharding_patterns import Pairs, ReshardingPatterns, row_keys
+from shardopt.cost.resharding_patterns import Pairs, ReshardingPatterns, Side, row_keys
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.curves import CurveTable
 from shardopt.mesh.mesh import Mesh, Sharding
@@ -43,6 +43,15 @@ class ArcTable(NamedTuple):
     paths: np.ndarray
     missing: np.ndarray
     seconds: np.ndarray
+    is_first: np.ndarray
+
+
+class _ArcGrid(NamedTuple):
+    """`ArcTable` with the number of the step that each arc is, int64 `[A]`, for its seconds."""
+
+    paths: np.ndarray
+    missing: np.ndarray
+    steps: np.ndarray
     is_first: np.ndarray
 
 
@@ -79,6 +88,7 @@ class ReshardingCosts:
         self._mesh = mesh
         self._patterns = ReshardingPatterns(mesh)
         self._numbered: dict[Uneven, _Numbered] = {}
+        self._grids: dict[tuple[Uneven, tuple[Sharding, ...], tuple[Sharding, ...]], _ArcGrid] = {}
         self._chains: dict[tuple[int, ...], int] = {}
         self._curves: tuple[CurveTable, np.ndarray] | None = None
         self._steps_of_chains: np.ndarray | None = None
@@ -92,8 +102,7 @@ class ReshardingCosts:
     ) -> ChainTable:
         """For a tensor of that shape, which all shardings must fit."""
         froms, tos = (self._patterns.side(each, shape) for each in (sources, targets))
-        is_uneven = froms.is_uneven.any(axis=0) | tos.is_uneven.any(axis=0)
-        uneven = tuple((is_uneven * np.array(shape, dtype=np.int64)).tolist())
+        uneven = _uneven_extents(froms, tos, shape)
         numbered = self._numbered.setdefault(uneven, _Numbered())
         at = numbered.places(sources, targets)
         rows, columns = np.nonzero(numbered.chain_of[at] == _UNKNOWN)
@@ -116,14 +125,21 @@ class ReshardingCosts:
         """For a tensor of that shape, which all shardings must fit; no source stands there
         twice."""
         froms, tos = (self._patterns.side(each, shape) for each in (sources, targets))
-        rows, columns = (each.ravel() for each in np.indices((len(sources), len(targets))))
-        pairs = self._patterns.pairs(froms, tos, shape, rows, columns)
-        missing = np.array([pattern.steps is None for pattern in pairs.patterns])[pairs.pattern]
-        paths, steps, is_first = self._numbered_arcs(rows, len(sources), pairs)
-        grid = (len(sources), len(targets))
+        key = _uneven_extents(froms, tos, shape), tuple(sources), tuple(targets)
+        if key not in self._grids:
+            self._grids[key] = self._grid(froms, tos, shape)
+        paths, missing, steps, is_first = self._grids[key]
         seconds = self._step_seconds(prod(shape) * itemsize)[steps]
-        return ArcTable(
-            paths.reshape(*grid, paths.shape[1]), missing.reshape(grid), seconds, is_first
+        return ArcTable(paths, missing, seconds, is_first)
+
+    def _grid(self, sources: Side, targets: Side, shape: tuple[int, ...]) -> _ArcGrid:
+        size = len(sources.shardings), len(targets.shardings)
+        rows, columns = (each.ravel() for each in np.indices(size))
+        pairs = self._patterns.pairs(sources, targets, shape, rows, columns)
+        missing = np.array([pattern.steps is None for pattern in pairs.patterns])[pairs.pattern]
+        paths, steps, is_first = self._numbered_arcs(rows, size[0], pairs)
+        return _ArcGrid(
+            paths.reshape(*size, paths.shape[1]), missing.reshape(size), steps, is_first
         )
 
     def _numbered_arcs(
@@ -192,3 +208,10 @@ class ReshardingCosts:
             self._steps_of_chains = chains
         # Short chains are filled up with the step that takes no time.
         return seconds[chains].sum(axis=1), lengths
+
+
+def _uneven_extents(sources: Side, targets: Side, shape: tuple[int, ...]) -> Uneven:
+    """The extents of dimensions that some sharding pads, 0 for others: with them, chains depend on
+    the shardings alone."""
+    is_uneven = sources.is_uneven.any(axis=0) | targets.is_uneven.any(axis=0)
+    return tuple((is_uneven * np.array(shape, dtype=np.int64)).tolist())

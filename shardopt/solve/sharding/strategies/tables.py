@@ -7,10 +7,10 @@ objects, so equal operations have the very same arrays, which the solver uses as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -51,6 +51,14 @@ class OpStrategies:
     seconds: np.ndarray
     operands: tuple[Column, ...]
     results: tuple[Column, ...]
+
+
+class _Distinct(NamedTuple):
+    """The shardings of some columns, each once, and where those of each column (by its id) stand
+    among them: int64 `[distinct]`."""
+
+    shardings: tuple[Sharding, ...]
+    places: Mapping[int, np.ndarray]
 
 
 class StrategyTables:
@@ -150,9 +158,10 @@ class StrategyTables:
 
         A `fused` value has to be written and read where it is exchanged. None when no pair costs
         anything."""
-        key = _key_of_reshardings(tensor, (source,), (target,), repeat, fused)
+        key = _key_of_reshardings(tensor, (source,), (target,), fused)
         return self._remember(
-            ("resharding", key), lambda: self._resharding(tensor, source, target, repeat, fused)
+            ("resharding", key, repeat),
+            lambda: self._resharding(tensor, source, target, repeat, fused),
         )
 
     def shared_reshardings(
@@ -166,9 +175,13 @@ class StrategyTables:
         """The reshardings of `resharding` of one value to several readers, with the steps that they
         share. `sources` are the columns from which each reader gets it. A `fused` value is written
         once for all readers, and read in each sharding."""
-        key = _key_of_reshardings(tensor, sources, readers, repeat, fused)
-        build = partial(self._arcs, tensor, sources, readers, repeat, fused)
-        return self._remember(("arcs", key), build)
+        key = _key_of_reshardings(tensor, sources, readers, fused)
+
+        def build() -> Arcs:
+            once = partial(self._arcs, tensor, sources, readers, fused)
+            return self._remember(("arcs", key), once).times(repeat)
+
+        return self._remember(("arcs", key, repeat), build)
 
     def equality(self, first: Column, second: Column) -> np.ndarray:
         """`[k, m]`: 0 where the two shardings are equal, inf elsewhere."""
@@ -211,31 +224,37 @@ class StrategyTables:
         tensor: Tensor,
         sources: tuple[Column, ...],
         readers: tuple[Column, ...],
-        repeat: int,
         fused: bool,
     ) -> Arcs:
-        froms, tos = (
-            {s: n for n, s in enumerate(dict.fromkeys(s for each in some for s in each.distinct))}
-            for some in (sources, readers)
-        )
-        table = resharding_arcs(self._resharding_costs, tuple(froms), tuple(tos), tensor)
+        froms, tos = self._distinct(sources), self._distinct(readers)
+        table = resharding_arcs(self._resharding_costs, froms.shardings, tos.shardings, tensor)
         paths, seconds = table.paths, table.seconds
         if fused and len(seconds):
-            paths, seconds = self._with_memory(tensor, tuple(froms), tuple(tos), table)
+            paths, seconds = self._with_memory(tensor, froms.shardings, tos.shardings, table)
         # Equal columns have one object each, by which who looks at the arcs sees that they are.
-        places = {id(each): np.array([tos[target] for target in each.distinct]) for each in readers}
-        ways = {of: (paths[:, place], table.missing[:, place]) for of, place in places.items()}
-        rows = {
-            id(each): np.array([froms[source] for source in each.distinct])[each.index]
-            for each in sources
-        }
+        ways = {of: (paths[:, place], table.missing[:, place]) for of, place in tos.places.items()}
+        rows = {id(each): froms.places[id(each)][each.index] for each in sources}
         return Arcs(
-            seconds * repeat,
+            seconds,
             tuple(ways[id(each)][0] for each in readers),
             tuple(ways[id(each)][1] for each in readers),
             tuple(rows[id(each)] for each in sources),
             tuple(each.index for each in readers),
         )
+
+    def _distinct(self, columns: tuple[Column, ...]) -> _Distinct:
+        """What several columns have between them."""
+
+        def build() -> _Distinct:
+            shardings = dict.fromkeys(s for each in columns for s in each.distinct)
+            number = {sharding: n for n, sharding in enumerate(shardings)}
+            places = {
+                id(each): np.array([number[sharding] for sharding in each.distinct])
+                for each in columns
+            }
+            return _Distinct(tuple(number), places)
+
+        return self._remember(("distinct", tuple(map(id, columns))), build)
 
     def _with_memory(
         self,
@@ -283,14 +302,10 @@ class StrategyTables:
 
 
 def _key_of_reshardings(
-    tensor: Tensor,
-    sources: Sequence[Column],
-    readers: Sequence[Column],
-    repeat: int,
-    fused: bool,
+    tensor: Tensor, sources: Sequence[Column], readers: Sequence[Column], fused: bool
 ) -> Hashable:
     """What the prices of a value's reshardings depend on; layouts keep the columns alive."""
-    return tensor, tuple(map(id, sources)), tuple(map(id, readers)), repeat, fused
+    return tensor, tuple(map(id, sources)), tuple(map(id, readers)), fused
 
 
 def _equality(first: Column, second: Column) -> np.ndarray:
