@@ -53,9 +53,13 @@ class Tensor:
     dtype: str
     itemsize: int
 
-    @property
+    @cached_property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @cached_property
     def size_bytes(self) -> int:
-        return prod(self.shape) * self.itemsize
+        return self.elements * self.itemsize
 
     @property
     def is_float(self) -> bool:

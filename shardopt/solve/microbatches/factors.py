@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from math import prod
 
 from shardopt.graph.linear_ops import linear_modes, plain_zeros
 from shardopt.graph.op_graph import Op, OpGraph, Region, Tensor
@@ -53,7 +52,7 @@ def _scalar_behind(axis: TimeAxis, tensor: int) -> int | None:
     graph, found = axis.graph, None
     producers, zeros = graph.producers(), plain_zeros(graph)
     while True:
-        if prod(graph.tensors[tensor].shape) == 1 and graph.tensors[tensor].is_float:
+        if graph.tensors[tensor].elements == 1 and graph.tensors[tensor].is_float:
             found = tensor
         if producers[tensor] < 0:
             return found

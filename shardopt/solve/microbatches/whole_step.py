@@ -11,7 +11,6 @@ into microbatches: so layers are found from the body, and updates follow their p
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from math import prod
 
 from shardopt.graph.microbatching import Accumulator, BodyOp, TimePlan, View
 from shardopt.graph.op_graph import OpGraph
@@ -79,7 +78,7 @@ def _origins(
 ) -> tuple[tuple[int, ...], bool]:
     """The gradients in the chains of equal size that lead to a result, and whether an argument is
     in one."""
-    size = prod(graph.tensors[output].shape)
+    size = graph.tensors[output].elements
     chain = {output: None}
     terms: set[int] = set()
     stack, from_state = [output], False
@@ -90,7 +89,7 @@ def _origins(
             from_state = True
             continue
         same = (
-            [t for t in op.operands if prod(graph.tensors[t].shape) == size]
+            [t for t in op.operands if graph.tensors[t].elements == size]
             if op.name not in _MIXING
             else []
         )

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from math import prod
 
 from shardopt.graph.attention_use import AttentionUse
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph
@@ -281,7 +280,7 @@ class _Island:
             yield from self.graph.ops[op].results
 
     def _elements(self, tensor: int) -> int:
-        return prod(self.graph.tensors[tensor].shape)
+        return self.graph.tensors[tensor].elements
 
 
 def _has_batch(rule: FactorRule | None) -> bool:

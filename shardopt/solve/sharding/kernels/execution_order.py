@@ -147,6 +147,16 @@ class _Scheduler:
         self.memory = [
             0 if t in free else tensor.size_bytes for t, tensor in enumerate(graph.tensors)
         ]
+        # What is freed when the last reader of a temporary has run, and what each kernel makes.
+        self.freed = [
+            size if maker >= 0 else 0
+            for size, maker in zip(self.memory, self.producers, strict=True)
+        ]
+        self.made = {
+            kernel: sum([self.memory[t] for t in results])
+            for kernel, results in self.results.items()
+        }
+        self.fused_makers = self._fused_makers()
         self.reads: dict[int, list[int]] = {}
         for tensor, using in enumerate(self.readers):
             for op in using:
@@ -161,6 +171,17 @@ class _Scheduler:
         for kernel, tensors in self.waits.items():
             for tensor in tensors:
                 self.waiters.setdefault(tensor, []).append(kernel)
+
+    def _fused_makers(self) -> dict[int, list[int]]:
+        """For operations that read what is fused the operations of their fragment that make it, the
+        last operand's first."""
+        ops, found = self.graph.ops, dict[int, list[int]]()
+        for index, op in enumerate(ops):
+            for tensor in reversed(op.operands):
+                maker = self.makers[tensor]
+                if maker >= 0 and tensor in self.fused and ops[maker].group == op.group:
+                    found.setdefault(index, []).append(maker)
+        return found
 
     def _left_behind(self) -> set[int]:
         """Values that other fragments read: outputs of the program that their own fragment is."""
@@ -203,30 +224,24 @@ class _Scheduler:
 
     def _writes(self, kernel: int) -> bool:
         results = self.results[kernel]
-        return not results or any(result not in self.fused for result in results)
+        return not results or not self.fused.issuperset(results)
 
     def placed(self, kernels: Sequence[int], ops: Sequence[int]) -> list[int]:
         """The operations `ops` of one fragment by kernels in the given order, fused ones before the
         first that needs them."""
-        group = {self.graph.ops[op].group for op in ops}
         order: dict[int, None] = {}
         for kernel in kernels:
             for op in self.members[kernel]:
-                self._place(op, group, order)
+                if op in self.fused_makers:
+                    place_with_makers(op, self._makers_of, order)
+                else:
+                    order.setdefault(op)
         for op in ops:  # constants that only other fragments read
             order.setdefault(op)
         return list(order)
 
-    def _place(self, op: int, group: Set[int], order: dict[int, None]) -> None:
-        def fused_makers(op: int) -> list[int]:
-            makers = ((t, self.makers[t]) for t in reversed(self.graph.ops[op].operands))
-            return [
-                maker
-                for tensor, maker in makers
-                if maker >= 0 and tensor in self.fused and self.graph.ops[maker].group in group
-            ]
-
-        place_with_makers(op, fused_makers, order)
+    def _makers_of(self, op: int) -> Sequence[int]:
+        return self.fused_makers.get(op, ())
 
     def listed(self, ops: Sequence[int]) -> list[int]:
         """Of the operations that are ready, always the one that frees most bytes beyond those it
@@ -268,13 +283,8 @@ class _Scheduler:
         return list(done)
 
     def _gain(self, op: int, left: dict[int, int]) -> int:
-        freed = sum(
-            self.memory[t] for t in self.reads.get(op, ()) if left[t] == 1 and self._is_temporary(t)
-        )
-        return freed - sum(self.memory[t] for t in self.results[op])
-
-    def _is_temporary(self, tensor: int) -> bool:
-        return self.producers[tensor] >= 0 and tensor not in self.outputs
+        freed = sum([self.freed[t] for t in self.reads.get(op, ()) if left[t] == 1])
+        return freed - self.made[op]
 
     def peak(self, order: Sequence[int]) -> int:
         """Bytes of temporaries at the worst time."""
@@ -282,14 +292,10 @@ class _Scheduler:
         left = {t: len(self.readers[t]) for op in order for t in self.reads.get(op, ())}
         live = peak = 0
         for op in order:
-            live += sum(self.memory[t] for t in self.results[op])
+            live += self.made[op]
             peak = max(peak, live)
             for tensor in self.reads.get(op, ()):
                 left[tensor] -= 1
-                if (
-                    not left[tensor]
-                    and self._is_temporary(tensor)
-                    and self.producers[tensor] in inside
-                ):
-                    live -= self.memory[tensor]
+                if not left[tensor] and self.producers[tensor] in inside:
+                    live -= self.freed[tensor]
         return peak

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from math import prod
 
 from shardopt.cost.compute import HeldRows
 from shardopt.graph.op_bytes import touched
@@ -77,7 +76,7 @@ def is_renaming(graph: OpGraph, op: Op) -> bool:
     """Whether it reduces over dimensions of one element alone, which the compiler makes a
     reshape."""
     return op.name == "reduce" and all(
-        prod(graph.tensors[operand].shape) == prod(graph.tensors[result].shape)
+        graph.tensors[operand].elements == graph.tensors[result].elements
         for operand, result in zip(op.operands, op.results, strict=False)
     )
 

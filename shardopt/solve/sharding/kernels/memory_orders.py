@@ -20,8 +20,9 @@ a loop over elements writes its result in any order, and in several, at once."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from math import prod
 
@@ -109,7 +110,7 @@ def find_memory_orders(graph: OpGraph, loops: Set[str], exempt: Set[int]) -> Mem
             found = {
                 number: carried
                 for number, operand in enumerate(op.operands)
-                if (carried := _carried(graph, op, number, orders[operand])) is not None
+                if (carried := _carried_by(graph, op, number, orders[operand])) is not None
             }
             first = min(found, key=lambda number: chosen[op.operands[number]], default=None)
             if first is None:
@@ -131,38 +132,42 @@ def _reshaped(graph: OpGraph, index: int, orders: Sequence[Order | None]) -> _Re
     op = graph.ops[index]
     shape = graph.tensors[op.operands[0]].shape
     order, plain = orders[op.operands[0]], _row_major(shape)
-    if order is None or order == plain or _carried(graph, op, 0, order) is not None:
+    if order is None or order == plain or _carried_by(graph, op, 0, order) is not None:
         return None
     return _Reading(index, 0, order, plain, shape)
 
 
-def _row_major(shape: Sequence[int]) -> Order:
+@cache
+def _row_major(shape: tuple[int, ...]) -> Order:
     return tuple(dim for dim, extent in enumerate(shape) if extent > 1)
 
 
 def _is_free(graph: OpGraph, op: Op, orders: Sequence[Order | None]) -> bool:
     """Whether all that a loop reads is smaller than its result, or made as it likes."""
-    size = prod(graph.tensors[op.results[0]].shape)
+    size = graph.tensors[op.results[0]].elements
     return all(
-        orders[operand] is None or prod(graph.tensors[operand].shape) < size
-        for operand in op.operands
+        orders[operand] is None or graph.tensors[operand].elements < size for operand in op.operands
     )
 
 
-def _carried(graph: OpGraph, op: Op, number: int, order: Order | None) -> Order | None:
+def _carried_by(graph: OpGraph, op: Op, number: int, order: Order | None) -> Order | None:
     """The order of the result if the operand keeps its own; None if the operand is not as large as
     what the operation goes over, or cannot keep it."""
     assert op.rule is not None, "the caller looks"
-    shape = graph.tensors[op.results[0]].shape
     if order is None:
         return None
-    factors = [factor for dim in order for factor in op.rule.operands[number][dim]]
+    return _carried(op.rule, number, order, graph.tensors[op.results[0]].shape)
+
+
+@cache
+def _carried(rule: FactorRule, number: int, order: Order, shape: tuple[int, ...]) -> Order | None:
+    factors = [factor for dim in order for factor in rule.operands[number][dim]]
     place = {factor: at for at, factor in enumerate(factors)}
     spans: list[tuple[int, int, int]] = []
-    for dim, inside in enumerate(op.rule.results[0]):
+    for dim, inside in enumerate(rule.results[0]):
         if shape[dim] == 1:
             continue
-        kept = [place.get(factor, -1) for factor in inside if op.rule.sizes[factor] > 1]
+        kept = [place.get(factor, -1) for factor in inside if rule.sizes[factor] > 1]
         if not kept or kept[0] < 0 or kept != sorted(kept):
             return None
         spans.append((kept[0], kept[-1], dim))
@@ -176,6 +181,7 @@ def _carried(graph: OpGraph, op: Op, number: int, order: Order | None) -> Order 
 Groups = tuple[Order, Order, Order]
 
 
+@cache
 def _is_product(rule: FactorRule) -> bool:
     """Whether a library computes it: products with vectors, and outer products, are loops."""
     return all(
@@ -185,13 +191,15 @@ def _is_product(rule: FactorRule) -> bool:
     )
 
 
-def _matrix(rule: FactorRule) -> Iterator[Groups]:
+@cache
+def _matrix(rule: FactorRule) -> tuple[Groups, ...]:
     """For each operand of a product its dimensions of the batch, and those of rows and columns as a
     library has them by default: what is contracted comes last on the left, first on the right."""
     left, right = rule.operands[:2]
     of_result = [factor for dim in rule.results[0] for factor in dim]
     in_order = {f: n for n, f in enumerate((*of_result, *(f for dim in left for f in dim)))}
     both = {f for dim in left for f in dim} & {f for dim in right for f in dim}
+    matrices = []
     for dims, contracted_first in ((left, False), (right, True)):
         batch: list[int] = []
         free: list[int] = []
@@ -204,9 +212,11 @@ def _matrix(rule: FactorRule) -> Iterator[Groups]:
         for group in (batch, free, contracted):
             group.sort(key=lambda dim: in_order[dims[dim][0]])
         rows, columns = (contracted, free) if contracted_first else (free, contracted)
-        yield tuple(batch), tuple(rows), tuple(columns)
+        matrices.append((tuple(batch), tuple(rows), tuple(columns)))
+    return tuple(matrices)
 
 
+@cache
 def is_matrix(order: Order, groups: Groups) -> bool:
     """Whether each group follows in one piece, in its own order, and the batch is not innermost."""
     batch, *sides = (tuple(dim for dim in group if dim in order) for group in groups)
@@ -226,18 +236,20 @@ def find_rewrites(
 ) -> Rewrites:
     """What is written more than once. Values that are `fused` are not in memory: their readers read
     what they are made of, and so do copies for products."""
+    if not found.misfits:
+        return NO_REWRITES
     misfits = {(each.op, each.operand) for each in found.misfits}
     sources = _sources(graph, fused, misfits)
     readings: dict[int, dict[Order, _Reading]] = defaultdict(dict)
     for reading in found.misfits:
         operand = graph.ops[reading.op].operands[reading.operand]
-        size = prod(graph.tensors[operand].shape)
+        size = graph.tensors[operand].elements
         if graph.ops[reading.op].name == "dot_general":
             behind: Iterable[int] = (_renamed(graph, operand, fused),)
         else:
             behind = sources.get(operand, (operand,))
         for source in behind:
-            if prod(graph.tensors[source].shape) == size:
+            if graph.tensors[source].elements == size:
                 readings[source].setdefault(reading.moves, reading)
     as_they_are = set(graph.outputs)
     for index, op in enumerate(graph.ops):

@@ -135,15 +135,15 @@ def _held_rows(
     kernels: dict[int, list[int]] = defaultdict(list)
     for index in reducing:
         op = graph.ops[index]
-        rows = max(1, prod(graph.tensors[op.results[0]].shape))
-        if prod(graph.tensors[op.operands[0]].shape) <= _LONGEST_ROW * rows:
+        rows = max(1, graph.tensors[op.results[0]].elements)
+        if graph.tensors[op.operands[0]].elements <= _LONGEST_ROW * rows:
             kernels[fusion.kernel[index]].append(index)
     held: dict[int, HeldRows] = {}
     for reductions in kernels.values():
         ops = [graph.ops[index] for index in reductions]
-        size = prod(graph.tensors[ops[0].operands[0]].shape)
+        size = graph.tensors[ops[0].operands[0]].elements
         read, made_by = _made_of(graph, fusion.fused, (t for op in ops for t in op.operands))
-        tensors = [graph.tensors[t] for t in read if prod(graph.tensors[t].shape) == size]
+        tensors = [graph.tensors[t] for t in read if graph.tensors[t].elements == size]
         is_written = any(t not in fusion.fused for op in ops for t in op.results)
         apart = not recomputes or any(tensor.dtype == "f16" for tensor in tensors)
         held[reductions[-1]] = HeldRows(
@@ -264,7 +264,7 @@ def _elements(graph: OpGraph, op: Op, orders: Sequence[Order | None]) -> int:
         inner = op.rule is not None and _reduces_rows(op.rule, order or range(len(operand)))
         return prod(operand) if inner else 0
     loops = op.name in CHEAP or op.name == "reduce"
-    return prod(graph.tensors[op.results[0]].shape) if loops and op.results else 0
+    return graph.tensors[op.results[0]].elements if loops and op.results else 0
 
 
 def _reduces_rows(rule: FactorRule, order: Sequence[int]) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from math import prod
 
 from shardopt.solve.stages.step_graph import StepGraph
 
@@ -51,14 +50,14 @@ def _anchors(step: StepGraph, ops: Sequence[int], uses: Mapping[int, int]) -> di
     else the first that depends on it. Scalars (norms, step counts) tie everything to everything and
     do not count."""
     graph, last = step.graph, len(uses)
-    of_tensor = {t: use for t, use in uses.items() if prod(graph.tensors[t].shape) > 1}
+    of_tensor = {t: use for t, use in uses.items() if graph.tensors[t].elements > 1}
     anchors: dict[int, int] = {}
     for op in ops:
         read = [of_tensor[t] for t in graph.ops[op].operands if t in of_tensor]
         if read:
             anchors[op] = max(read)
             of_tensor.update(
-                (t, anchors[op]) for t in graph.ops[op].results if prod(graph.tensors[t].shape) > 1
+                (t, anchors[op]) for t in graph.ops[op].results if graph.tensors[t].elements > 1
             )
     # Backwards, as an operation may only know its place from those that read it.
     for op in reversed(ops):
