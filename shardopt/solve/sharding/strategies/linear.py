@@ -22,6 +22,7 @@ from shardopt.graph.linear_ops import leaves_terms, linear_modes, plain_zeros
 from shardopt.graph.op_graph import Op, OpGraph
 
 Tied = Iterable[tuple[int, int]]
+Modes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Linear:
     unreduced operands may be taken right behind the operation; elsewhere its readers take it, or it
     could have been taken before."""
 
-    modes: tuple[tuple[int, ...], ...] = ()
+    modes: Modes = ()
     unreduced: bool = False
     contracts: bool = False
     sums: bool = False
@@ -51,6 +52,7 @@ class Linear:
 
 
 REDUCED = Linear()
+_CONTRACTS = Linear(contracts=True)
 
 
 def find_linear(graph: OpGraph, tied: Tied = (), reduced: Iterable[int] = ()) -> tuple[Linear, ...]:
@@ -73,23 +75,27 @@ class _Analysis:
         self.zeros = plain_zeros(graph)
         # A carried value has zeros only before the first iteration.
         self.always_zero = self.zeros - self.carried
-        self.modes = {id(op): linear_modes(op, graph.tensors, self.always_zero) for op in graph.ops}
+        # The linear modes of each operation whose operands are all unreduced, or zeros that the
+        # operation can make for itself.
+        self.modes = [linear_modes(op, graph.tensors, self.always_zero) for op in graph.ops]
         self.unreduced: set[int] = set()
 
     def run(self) -> tuple[Linear, ...]:
         self._shrink_to_fixpoint()
         self.unreduced &= self._worthwhile()
         # A region is dropped as a whole, so what is left still fits together.
-        return tuple(map(self._linear, self.graph.ops))
+        return tuple(map(self._linear, self.graph.ops, self.modes))
 
-    def _linear(self, op: Op) -> Linear:
+    def _linear(self, op: Op, modes: Modes) -> Linear:
+        contracts = not op.block and leaves_terms(op, self.always_zero)
         is_unreduced = len(op.results) == 1 and op.results[0] in self.unreduced
+        if not is_unreduced and self.unreduced.isdisjoint(op.operands):
+            return _CONTRACTS if contracts else REDUCED
         modes = tuple(
-            mode for mode in self._modes(op) if any(op.operands[k] in self.unreduced for k in mode)
+            [mode for mode in modes if any(op.operands[k] in self.unreduced for k in mode)]
         )
         if is_unreduced and op.results[0] in self.zeros:
             modes = ((), *modes)
-        contracts = not op.block and leaves_terms(op, self.always_zero)
         return Linear(modes, is_unreduced, contracts, any(self._ends(op, mode) for mode in modes))
 
     def _ends(self, op: Op, mode: tuple[int, ...]) -> bool:
@@ -105,12 +111,17 @@ class _Analysis:
     def _shrink_to_fixpoint(self) -> None:
         """The greatest set of values that all fit together: start with every candidate, drop what
         cannot be unreduced, and look again at what a dropped value touches."""
+        ops = self.graph.ops
+        whole = {
+            t for op, modes in zip(ops, self.modes, strict=True) if not modes for t in op.operands
+        }
         self.unreduced = {
             result
-            for op in self.graph.ops
+            for op in ops
             if len(op.results) == 1
             for result in op.results
-            if result not in self.reduced
+            if result not in whole
+            and result not in self.reduced
             and result not in self.always_zero
             and self.graph.tensors[result].dtype != "i1"
         }
@@ -118,16 +129,14 @@ class _Analysis:
         for first, second in self.tied:
             partners.setdefault(first, []).append(second)
             partners.setdefault(second, []).append(first)
+        self._limit_modes(range(len(ops)))
         doubtful = set(self.unreduced)
         while doubtful:
             dropped = [t for t in doubtful if not self._fits(t, partners.get(t, ()))]
             self.unreduced.difference_update(dropped)
             touched = {op for tensor in dropped for op in self.consumers[tensor]}
-            doubtful = {
-                t
-                for k in touched
-                for t in (*self.graph.ops[k].operands, *self.graph.ops[k].results)
-            }
+            self._limit_modes(touched)
+            doubtful = {t for k in touched for t in (*ops[k].operands, *ops[k].results)}
             doubtful.update(other for tensor in dropped for other in partners.get(tensor, ()))
             doubtful &= self.unreduced
 
@@ -135,34 +144,37 @@ class _Analysis:
         bound = all(other in self.unreduced for other in partners)
         return bound and self._is_made(tensor) and self._is_read_linearly(tensor)
 
+    def _limit_modes(self, ops: Iterable[int]) -> None:
+        """Drop the modes of some operations that a value takes part in which is not unreduced."""
+        for index in ops:
+            if modes := self.modes[index]:
+                op = self.graph.ops[index]
+                self.modes[index] = tuple([mode for mode in modes if self._is_possible(op, mode)])
+
+    def _is_possible(self, op: Op, mode: tuple[int, ...]) -> bool:
+        for k in mode:
+            tensor = op.operands[k]
+            if tensor not in self.unreduced and not self._makes_zero(op, tensor):
+                return False
+        return True
+
     def _is_made(self, tensor: int) -> bool:
-        op = self.graph.ops[self.producers[tensor]]
+        producer = self.producers[tensor]
+        op = self.graph.ops[producer]
         if tensor in self.zeros or leaves_terms(op, self.always_zero):
             return True
-        return any(any(op.operands[k] in self.unreduced for k in mode) for mode in self._modes(op))
+        return any(op.operands[k] in self.unreduced for mode in self.modes[producer] for k in mode)
 
     def _is_read_linearly(self, tensor: int) -> bool:
         readers = self.consumers[tensor]
-        return bool(readers) and all(
-            self._reads_linearly(self.graph.ops[reader], tensor) for reader in readers
-        )
+        return bool(readers) and all(self._reads_linearly(reader, tensor) for reader in readers)
 
-    def _reads_linearly(self, op: Op, tensor: int) -> bool:
-        modes = self._modes(op)
+    def _reads_linearly(self, reader: int, tensor: int) -> bool:
+        modes = self.modes[reader]
         if not modes:
             return False
-        places = {k for k, operand in enumerate(op.operands) if operand == tensor}
-        return any(places <= set(mode) for mode in modes)
-
-    def _modes(self, op: Op) -> list[tuple[int, ...]]:
-        """the linear modes whose operands are all unreduced, or zeros that the operation can make
-        for itself."""
-        operands, unreduced = op.operands, self.unreduced
-        return [
-            mode
-            for mode in self.modes[id(op)]
-            if all(operands[k] in unreduced or self._makes_zero(op, operands[k]) for k in mode)
-        ]
+        places = {k for k, t in enumerate(self.graph.ops[reader].operands) if t == tensor}
+        return any(places.issubset(mode) for mode in modes)
 
     def _makes_zero(self, op: Op, tensor: int) -> bool:
         if tensor not in self.always_zero or self.producers[tensor] < 0:
@@ -179,8 +191,10 @@ class _Analysis:
                 region.join(first, second)
                 if self.graph.ops[self.producers[second]].repeat > 1:
                     gains.append(first)
-        for op in self.graph.ops:
-            for mode in self._modes(op):
+        for op, modes in zip(self.graph.ops, self.modes, strict=True):
+            if self.unreduced.isdisjoint(op.operands):
+                continue
+            for mode in modes:
                 inside = [op.operands[k] for k in mode if op.operands[k] in self.unreduced]
                 linked = [*inside, *(result for result in op.results if result in self.unreduced)]
                 for tensor in linked[1:]:
