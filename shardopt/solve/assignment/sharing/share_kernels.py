@@ -3,7 +3,9 @@ look alike over an edge have one row. Importing this module loads numba.
 
 Messages are those of sequential tree-reweighted message passing (Kolmogorov, "Convergent
 tree-reweighted message passing for energy minimization", TPAMI 2006), as in
-`shardopt.solve.assignment.large.message_kernels`, with one number for each class."""
+`shardopt.solve.assignment.large.message_kernels`, with one number for each class. Inner loops go
+over parts of arrays that begin where the loop does, as numba counts a negative index from the end:
+one that it cannot see the sign of keeps a loop from being vectorised."""
 
 from __future__ import annotations
 
@@ -83,13 +85,14 @@ class Scratch(NamedTuple):
 @njit(cache=True, nogil=True, fastmath=FAST)
 def gather(flat: Classes, messages: np.ndarray, node: int, hat: np.ndarray) -> None:
     """Costs of a node with what its neighbours say."""
-    base, size = flat.first[node], flat.first[node + 1] - flat.first[node]
+    costs = flat.costs[flat.first[node] : flat.first[node + 1]]
+    size = len(costs)
     for s in range(size):
-        hat[s] = flat.costs[base + s]
+        hat[s] = costs[s]
     for h in range(flat.half_first[node], flat.half_first[node + 1]):
-        start, place = flat.message[h], flat.class_map[h]
+        message, class_of = messages[flat.message[h] :], flat.maps[flat.class_map[h] :]
         for s in range(size):
-            hat[s] += messages[start + flat.maps[place + s]]
+            hat[s] += message[class_of[s]]
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
@@ -97,11 +100,11 @@ def least_of_classes(
     flat: Classes, hat: np.ndarray, h: int, size: int, share: float, least: np.ndarray
 ) -> None:
     """The least of `share * hat` in each class of half edge `h`."""
-    place = flat.class_map[h]
+    class_of = flat.maps[flat.class_map[h] :]
     for c in range(flat.classes[h]):
         least[c] = np.inf
     for s in range(size):
-        c = flat.maps[place + s]
+        c = class_of[s]
         least[c] = min(least[c], share * hat[s])
 
 
@@ -142,29 +145,31 @@ def sweep(
 def send(
     flat: Classes, tables: np.ndarray, messages: np.ndarray, h: int, least: np.ndarray
 ) -> float:
-    """Write the message over half edge `h`, reduced to a least entry of 0; what was subtracted."""
-    rows, columns = flat.classes[h], flat.classes[flat.reverse[h]]
-    out_of, into, table = flat.message[h], flat.message[flat.reverse[h]], flat.table[flat.edge[h]]
+    """Write the message over half edge `h`, reduced to a least entry of 0; what was subtracted.
+    `least` becomes that without what came in over the half edge."""
+    back = flat.reverse[h]
+    rows, columns, table = flat.classes[h], flat.classes[back], flat.table[flat.edge[h]]
+    came, sent = messages[flat.message[h] :], messages[flat.message[back] :]
+    for s in range(rows):
+        least[s] -= came[s]
     if flat.flipped[h]:
         for q in range(columns):
-            smallest = np.inf
+            row, smallest = tables[table + q * rows :], np.inf
             for s in range(rows):
-                smallest = min(
-                    smallest, least[s] - messages[out_of + s] + tables[table + q * rows + s]
-                )
-            messages[into + q] = smallest
+                smallest = min(smallest, least[s] + row[s])
+            sent[q] = smallest
     else:
         for q in range(columns):
-            messages[into + q] = np.inf
+            sent[q] = np.inf
         for s in range(rows):
-            mine, row = least[s] - messages[out_of + s], table + s * columns
+            mine, row = least[s], tables[table + s * columns :]
             for q in range(columns):
-                messages[into + q] = min(messages[into + q], mine + tables[row + q])
+                sent[q] = min(sent[q], mine + row[q])
     low = np.inf
     for q in range(columns):
-        low = min(low, messages[into + q])
+        low = min(low, sent[q])
     for q in range(columns):
-        messages[into + q] -= low
+        sent[q] -= low
     return low
 
 
@@ -177,15 +182,16 @@ def price(
         arcs = groups.arc_first[group + 1] - groups.arc_first[group]
         for r in range(groups.edge_first[group], groups.edge_first[group + 1]):
             h = groups.out[r]
-            pairs = flat.classes[h] * flat.classes[flat.reverse[h]]
-            table, base = flat.table[groups.edges[r]], groups.share_first[r]
-            for p in range(pairs):
+            table, paid = tables[flat.table[groups.edges[r]] :], shares[groups.share_first[r] :]
+            paths, missing = groups.paths[groups.path[r] :], groups.missing[groups.gap[r] :]
+            length = groups.length[r]
+            for p in range(flat.classes[h] * flat.classes[flat.reverse[h]]):
                 total = 0.0
-                for step in range(groups.length[r]):
-                    arc = groups.paths[groups.path[r] + p * groups.length[r] + step]
+                for step in range(length):
+                    arc = paths[p * length + step]
                     if arc < arcs:
-                        total += shares[base + arc]
-                tables[table + p] = forbidden if groups.missing[groups.gap[r] + p] else total
+                        total += paid[arc]
+                table[p] = forbidden if missing[p] else total
 
 
 @njit(cache=True, nogil=True)
