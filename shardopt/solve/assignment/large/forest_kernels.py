@@ -35,6 +35,7 @@ class Scratch(NamedTuple):
     span: np.ndarray  # int64 [2]: the times between which `change` is not 0
     sums: np.ndarray  # float64, strategies of all nodes
     fixed: np.ndarray  # float64, strategies of all nodes: cost and fixed neighbours
+    lows: np.ndarray  # float64, strategies of a node
     change: np.ndarray  # int64 [times + 1]
 
 
@@ -60,6 +61,7 @@ def make_scratch(flat: Flat, seed: int) -> Scratch:
         span=ints(2),
         sums=np.zeros(strategies),
         fixed=np.zeros(strategies),
+        lows=np.zeros(int(np.diff(flat.first).max(initial=0))),
         change=ints(len(flat.capacity) + 1),
     )
 

@@ -33,21 +33,22 @@ def fix_others(flat: Flat, scratch: Scratch, choice: np.ndarray) -> None:
         node = scratch.forest[position]
         scratch.old[node] = choice[node]
         base, size = flat.first[node], flat.first[node + 1] - flat.first[node]
+        fixed, costs = scratch.fixed[base:], flat.costs[base:]
         for s in range(size):
-            scratch.fixed[base + s] = flat.costs[base + s]
+            fixed[s] = costs[s]
         for h in range(flat.half_first[node], flat.half_first[node + 1]):
             other = flat.neighbour[h]
             if scratch.chosen[other] == move:
                 continue
             if flat.flipped[h]:
-                row = flat.table[h] + choice[other] * size
+                row = flat.tables[flat.table[h] + choice[other] * size :]
                 for s in range(size):
-                    scratch.fixed[base + s] += flat.tables[row + s]
+                    fixed[s] += row[s]
             else:
                 width = flat.first[other + 1] - flat.first[other]
-                entry = flat.table[h] + choice[other]
+                column = flat.tables[flat.table[h] + choice[other] :]
                 for s in range(size):
-                    scratch.fixed[base + s] += flat.tables[entry + s * width]
+                    fixed[s] += column[s * width]
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
@@ -92,17 +93,28 @@ def optimise(
 def fold_into_parent(flat: Flat, scratch: Scratch, node: int, h: int) -> None:
     parent = flat.neighbour[h]
     base, size = flat.first[node], flat.first[node + 1] - flat.first[node]
-    into, width = flat.first[parent], flat.first[parent + 1] - flat.first[parent]
-    table = flat.table[h]
+    width = flat.first[parent + 1] - flat.first[parent]
+    sums, into, table = (
+        scratch.sums[base:],
+        scratch.sums[flat.first[parent] :],
+        flat.tables[flat.table[h] :],
+    )
+    if flat.flipped[h]:
+        for q in range(width):
+            row, least = table[q * size :], np.inf
+            for s in range(size):
+                least = min(least, sums[s] + row[s])
+            into[q] += least
+        return
+    lows = scratch.lows
     for q in range(width):
-        least = np.inf
-        if flat.flipped[h]:
-            for s in range(size):
-                least = min(least, scratch.sums[base + s] + flat.tables[table + q * size + s])
-        else:
-            for s in range(size):
-                least = min(least, scratch.sums[base + s] + flat.tables[table + s * width + q])
-        scratch.sums[into + q] += least
+        lows[q] = np.inf
+    for s in range(size):
+        mine, row = sums[s], table[s * width :]
+        for q in range(width):
+            lows[q] = min(lows[q], mine + row[q])
+    for q in range(width):
+        into[q] += lows[q]
 
 
 @njit(cache=True, nogil=True)

@@ -1,6 +1,9 @@
 """Compiled passes of sequential tree-reweighted message passing (Kolmogorov, "Convergent
 tree-reweighted message passing for energy minimization", TPAMI 2006), and of memory. Importing this
-module loads numba."""
+module loads numba.
+
+Inner loops go over parts of arrays that begin where the loop does, as numba counts a negative index
+from the end: one that it cannot see the sign of keeps a loop from being vectorised."""
 
 from __future__ import annotations
 
@@ -86,13 +89,14 @@ def sweep(
         base, size = flat.first[node], flat.first[node + 1] - flat.first[node]
         begin, end = flat.half_first[node], flat.half_first[node + 1]
         earlier = 0
+        costs = priced[base:]
         for s in range(size):
-            hat[s] = priced[base + s]
+            hat[s] = costs[s]
         for h in range(begin, end):
             earlier += 1 if flat.neighbour[h] < node else 0
-            start = flat.message[h]
+            came = messages[flat.message[h] :]
             for s in range(size):
-                hat[s] += messages[start + s]
+                hat[s] += came[s]
         later = end - begin - earlier
         # The weight of Kolmogorov's monotonic chains: so many of them are needed to cover the edges
         # here.
@@ -115,26 +119,27 @@ def send(
     subtracted."""
     other = flat.neighbour[h]
     size, width = flat.first[node + 1] - flat.first[node], flat.first[other + 1] - flat.first[other]
-    into, out_of, table = flat.message[flat.reverse[h]], flat.message[h], flat.table[h]
+    came, sent = messages[flat.message[h] :], messages[flat.message[flat.reverse[h]] :]
+    table = flat.tables[flat.table[h] :]
     if flat.flipped[h]:
         for q in range(width):
-            row = table + q * size
+            row = table[q * size :]
             least = np.inf
             for s in range(size):
-                least = min(least, share * hat[s] - messages[out_of + s] + flat.tables[row + s])
-            messages[into + q] = least
+                least = min(least, share * hat[s] - came[s] + row[s])
+            sent[q] = least
     else:
         for q in range(width):
-            messages[into + q] = np.inf
+            sent[q] = np.inf
         for s in range(size):
-            mine, row = share * hat[s] - messages[out_of + s], table + s * width
+            mine, row = share * hat[s] - came[s], table[s * width :]
             for q in range(width):
-                messages[into + q] = min(messages[into + q], mine + flat.tables[row + q])
+                sent[q] = min(sent[q], mine + row[q])
     low = np.inf
     for q in range(width):
-        low = min(low, messages[into + q])
+        low = min(low, sent[q])
     for q in range(width):
-        messages[into + q] -= low
+        sent[q] -= low
     return low
 
 
