@@ -4,38 +4,15 @@ look alike are one class, and equal tables and paths are stored once."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from shardopt.solve.assignment.sharing.flat_groups import Packed, starts
 from shardopt.solve.assignment.sharing.share_kernels import Classes, Groups, Scratch
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.assignment.sharing.table_classes import table_classes
-
-
-@dataclass(eq=False)
-class _Packed:
-    """Arrays one after the other, each object once."""
-
-    dtype: Any
-    parts: list[np.ndarray] = field(default_factory=list)
-    places: dict[int, int] = field(default_factory=dict)
-    size: int = 0
-
-    def place(self, array: np.ndarray) -> int:
-        if id(array) not in self.places:
-            self.places[id(array)] = self.size
-            self.parts.append(array)  # which keeps its id its own
-            self.size += array.size
-        return self.places[id(array)]
-
-    @property
-    def array(self) -> np.ndarray:
-        return np.concatenate(
-            [np.zeros(0, dtype=self.dtype), *(part.ravel() for part in self.parts)],
-            dtype=self.dtype,
-        )
 
 
 class _Kind(NamedTuple):
@@ -81,7 +58,7 @@ def class_problem(
 ) -> ClassProblem:
     """The arrays of a problem; memory aside. `tables[g][r]` `[S, T_r]` are what reader r of group g
     pays where that stays as it is; otherwise each shared edge gets room for its own."""
-    maps, packed = _Packed(np.int64), _Packed(np.float64)
+    maps, packed = Packed(np.int64), Packed(np.float64)
     kinds, kind_of = _read(sharing, maps, packed, tables)
     ends = sharing.problem.ends
     costs = list(sharing.problem.costs)
@@ -92,7 +69,7 @@ def class_problem(
     shapes = np.array(kinds, dtype=np.int64).reshape(-1, len(_Kind._fields))[kind_of[joins]]
     known = packed.array
     sizes = np.where(shapes[:, 4] < 0, shapes[:, 2] * shapes[:, 3], 0)
-    first = np.where(shapes[:, 4] < 0, len(known) + _starts(sizes)[:-1], shapes[:, 4])
+    first = np.where(shapes[:, 4] < 0, len(known) + starts(sizes)[:-1], shapes[:, 4])
     flat, positions = _flat(costs, ends[joins], shapes, maps.array, first, forbidden)
     all_tables = np.concatenate([known, np.zeros(int(sizes.sum()))])
     all_tables[all_tables == np.inf] = forbidden
@@ -103,8 +80,8 @@ def class_problem(
 
 def _read(
     sharing: Sharing,
-    maps: _Packed,
-    packed: _Packed,
+    maps: Packed,
+    packed: Packed,
     tables: Sequence[Sequence[np.ndarray]] | None,
 ) -> tuple[list[_Kind], np.ndarray]:
     """The kinds of edges, and the kind of each: int64 `[edges]`."""
@@ -155,15 +132,15 @@ def _flat(
     all_costs = np.concatenate([np.zeros(0), *costs])
     flat = Classes(
         np.where(all_costs == np.inf, forbidden, all_costs),
-        _starts(sizes),
-        _starts(np.bincount(ends, minlength=len(costs))),
+        starts(sizes),
+        starts(np.bincount(ends, minlength=len(costs))),
         ends[other_end][order],
         position[other_end][order],
         edge[order],
         classes[order],
         map_of[order],
         maps,
-        _starts(classes[order])[:-1],
+        starts(classes[order])[:-1],
         order >= count,
         table,
     )
@@ -173,45 +150,21 @@ def _flat(
 def shared_groups(sharing: Sharing, problem: ClassProblem) -> Groups:
     """The groups in the order of batches. Readers that are tied to their source have no edge: they
     pay nothing."""
-    paths, missing = _Packed(np.int64), _Packed(np.bool_)
-    # For each reader with an edge: its half edge, path, length, gap and first share.
-    readers, counts, arc_counts = [np.zeros((0, 5), dtype=np.int64)], [], []
-    usable, seconds, place = [np.zeros(0, dtype=np.bool_)], [np.zeros(0)], 0
-    for batch in sharing.batches:
-        arcs, out = batch.arcs, problem.halves[batch.edges, 0]
-        ways = np.array(
-            [
-                (paths.place(path), path.shape[2], missing.place(gap))
-                for path, gap in zip(arcs.paths, arcs.missing, strict=True)
-            ],
-            dtype=np.int64,
-        )
-        shares = place + len(arcs.seconds) * np.arange(out.size).reshape(out.shape)
-        rows = np.dstack([out, *np.broadcast_to(ways.T[:, None], (3, *out.shape)), shares])
-        readers.append(rows[out >= 0])
-        counts.append((out >= 0).sum(axis=1))
-        arc_counts.append(np.full(len(out), len(arcs.seconds)))
-        usable.append((arcs.usable & (out >= 0)[:, :, None]).ravel())
-        seconds.append(np.tile(arcs.seconds, len(out)))
-        place += usable[-1].size
-    columns = np.concatenate(readers).T
-    out, path_first, length, gap_first, share_first = map(np.ascontiguousarray, columns)
+    flat = sharing.flat
+    halves = problem.halves[flat.edges, 0]
+    joins = halves >= 0
+    out = halves[joins]
     return Groups(
-        edge_first=_starts(np.concatenate([np.zeros(0, dtype=np.int64), *counts])),
+        edge_first=starts(np.bincount(flat.group[joins], minlength=len(flat.arc_first) - 1)),
         edges=problem.flat.edge[out],
         out=out,
-        arc_first=_starts(np.concatenate([np.zeros(0, dtype=np.int64), *arc_counts])),
-        seconds=np.concatenate(seconds),
-        share_first=share_first,
-        path=path_first,
-        length=length,
-        paths=paths.array,
-        gap=gap_first,
-        missing=missing.array,
-        usable=np.concatenate(usable),
+        arc_first=flat.arc_first,
+        seconds=flat.seconds,
+        share_first=flat.first[joins],
+        path=flat.path[joins],
+        length=flat.length[joins],
+        paths=flat.paths,
+        gap=flat.gap[joins],
+        missing=flat.missing,
+        usable=flat.usable & np.repeat(joins, flat.arcs),
     )
-
-
-def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Where parts of these lengths begin one after the other, and where the last ends."""
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])

@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from shardopt.solve.assignment.problem import Problem, Usage
-from shardopt.solve.assignment.sharing.shared_edges import SharedEdges
+from shardopt.solve.assignment.sharing.arcs import SharedEdges
 
 
 @dataclass(frozen=True, eq=False)

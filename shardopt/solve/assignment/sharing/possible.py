@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardopt.solve.assignment.search.restriction import Mask, Restricted, without_forbidden
-from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
+from shardopt.solve.assignment.sharing.arcs import Arcs, SharedEdges
+from shardopt.solve.assignment.sharing.shared_edges import Sharing
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,8 +30,9 @@ from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
 from shardopt.solve.assignment.search.repeated_layers import table_entries
 from shardopt.solve.assignment.search.sharding_ilp import improve
+from shardopt.solve.assignment.sharing.arcs import Arcs, SharedEdges
 from shardopt.solve.assignment.sharing.price_rounds import PriceRounds, Solve
-from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
+from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.assignment.table_store import TableStore
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from shardopt.solve.assignment.sharing.class_problem import (
     class_problem,
     shared_groups,
 )
+from shardopt.solve.assignment.sharing.flat_groups import joined
 from shardopt.solve.assignment.sharing.shared_edges import Sharing, TiedSharing
 
 # What may not be costs so many times what is known to suffice.
@@ -153,14 +154,11 @@ class ShareAscent(Messages):
     @property
     def shares(self) -> list[np.ndarray]:
         """The best shares, for each of the batches."""
-        shares, place = [], 0
-        equal = self.sharing.equal_shares()
-        for batch, default in zip(self.sharing.batches, equal, strict=True):
-            seconds = batch.arcs.seconds
-            part = self._best[1][place : place + default.size].reshape(default.shape)
-            place += default.size
-            shares.append(np.divide(part, seconds, out=default, where=seconds > 0))
-        return shares
+        flat = self.sharing.flat
+        seconds = flat.seconds[flat.arc]
+        shares = flat.equal(flat.usable)
+        np.divide(self._best[1], seconds, out=shares, where=seconds > 0)
+        return self.sharing.split(shares)
 
     @property
     def round_work(self) -> int:
@@ -214,15 +212,12 @@ class ShareAscent(Messages):
     def _in_seconds(self, shares: Sequence[np.ndarray]) -> np.ndarray:
         """Shares of those who can pay alone, which add up to 1 for each arc that somebody can use,
         times its seconds."""
-        parts, place = [np.zeros(0)], 0
-        for batch, each in zip(self.sharing.batches, shares, strict=True):
-            usable = self._groups.usable[place : place + each.size].reshape(each.shape)
-            place += each.size
-            paid = np.where(usable, each, 0.0)
-            paid = np.where(paid.any(axis=1, keepdims=True), paid, usable)
-            total = np.maximum(paid.sum(axis=1, keepdims=True), _LEAST_TOTAL)
-            parts.append((paid / total * batch.arcs.seconds).ravel())
-        return np.concatenate(parts)
+        flat, usable = self.sharing.flat, self._groups.usable
+        paid = np.where(usable, joined(shares, np.float64), 0.0)
+        is_paid = flat.count(paid != 0.0) > 0
+        paid = np.where(is_paid[flat.arc], paid, usable)
+        total = np.bincount(flat.arc, weights=paid, minlength=len(flat.seconds))
+        return paid / np.maximum(total, _LEAST_TOTAL)[flat.arc] * flat.seconds[flat.arc]
 
     def _round(self) -> None:
         problem, groups = self._problem, self._groups

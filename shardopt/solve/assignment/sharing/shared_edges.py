@@ -13,109 +13,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf, prod
 from typing import NamedTuple
 
 import numpy as np
 
 from shardopt.solve.assignment.problem import Edge, Problem, evaluate
 from shardopt.solve.assignment.search.symmetry import tie
-
-
-@dataclass(frozen=True, eq=False)
-class Arcs:
-    """The ways from a value to each of its readers; equal groups share one object.
-
-    `seconds` float64 `[A]`. `paths[r]` int64 `[S, T_r, L]` are the arcs of the ways to reader r,
-    filled up with A, and `missing[r]` bool `[S, T_r]` says where there is no way. `rows[r]` int64
-    `[k]` and `columns[r]` int64 `[k_r]` say which of the S and T_r the strategies of the source and
-    of the reader stand for."""
-
-    seconds: np.ndarray
-    paths: tuple[np.ndarray, ...]
-    missing: tuple[np.ndarray, ...]
-    rows: tuple[np.ndarray, ...]
-    columns: tuple[np.ndarray, ...]
-    _tables: dict[bytes, tuple[np.ndarray, ...]] = field(default_factory=dict)
-
-    @cached_property
-    def usable(self) -> np.ndarray:
-        """Which reader can use which arc: bool `[R, A]`."""
-        usable = np.zeros((len(self.paths), len(self.seconds) + 1), dtype=bool)
-        for reader, path in enumerate(self.paths):
-            usable[reader, path.ravel()] = True
-        return usable[:, :-1]
-
-    @property
-    def is_shared(self) -> bool:
-        return bool((self.usable.sum(axis=0) > 1).any())
-
-    @cached_property
-    def alike(self) -> tuple[int, ...]:
-        """For each reader the first with the same ways: as many numbers as readers."""
-        first: dict[tuple[int, ...], int] = {}
-        arrays = zip(self.paths, self.missing, self.rows, self.columns, strict=True)
-        return tuple(
-            first.setdefault(tuple(map(id, each)), reader) for reader, each in enumerate(arrays)
-        )
-
-    def of_readers(self, readers: Sequence[int], count: float) -> Arcs:
-        """The ways to some of the readers, each arc as dear as `count` of its kind."""
-        paths, missing, rows, columns = (
-            tuple(each[reader] for reader in readers)
-            for each in (self.paths, self.missing, self.rows, self.columns)
-        )
-        return Arcs(self.seconds * count, paths, missing, rows, columns)
-
-    def times(self, count: int) -> Arcs:
-        """The same ways, each arc as dear as `count` of its kind."""
-        if count == 1:
-            return self
-        return replace(self, seconds=self.seconds * count, _tables={})
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of one answer of `tables`."""
-        return 8 * sum(
-            len(row) * len(column) for row, column in zip(self.rows, self.columns, strict=True)
-        )
-
-    def tables(self, shares: np.ndarray) -> tuple[np.ndarray, ...]:
-        """What each reader pays under `shares` `[R, A]`: float64 `[k, k_r]` each. Equal shares
-        give the very same arrays."""
-        key = shares.tobytes()
-        if key not in self._tables:
-            self._tables[key] = tuple(
-                self._table(reader, share) for reader, share in enumerate(shares)
-            )
-        return self._tables[key]
-
-    def forget(self) -> None:
-        """The tables given out are not needed again."""
-        self._tables.clear()
-
-    def of_classes(self, reader: int, share: np.ndarray) -> np.ndarray:
-        """What a reader pays with a share `[A]` of each arc, for each class: `[S, T_r]`."""
-        seconds = np.append(share * self.seconds, 0.0)[self.paths[reader]].sum(axis=2)
-        seconds[self.missing[reader]] = np.inf
-        return seconds
-
-    def _table(self, reader: int, share: np.ndarray) -> np.ndarray:
-        seconds = self.of_classes(reader, share)
-        # One axis after the other: a third of the time of both at once.
-        return seconds.take(self.columns[reader], axis=1).take(self.rows[reader], axis=0)
-
-
-@dataclass(frozen=True, eq=False)
-class SharedEdges:
-    """The edges `edges` of a problem, from `sources` to `readers`: nodes of one value, which has
-    several where it is handed on."""
-
-    arcs: Arcs
-    sources: tuple[int, ...]
-    readers: tuple[int, ...]
-    edges: tuple[int, ...]
+from shardopt.solve.assignment.sharing.arcs import Arcs, SharedEdges
+from shardopt.solve.assignment.sharing.flat_groups import FlatGroups, flat_groups, joined
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,53 +45,56 @@ class Sharing:
         groups = (g for g in self.groups if node in g.sources or node in g.readers)
         return Sharing(self.problem, tuple(groups))
 
+    @cached_property
+    def flat(self) -> FlatGroups:
+        """All readers of all groups, batch by batch."""
+        return flat_groups([batch.groups for batch in self.batches])
+
+    def split(self, values: np.ndarray) -> list[np.ndarray]:
+        """Values for each arc of each reader of `flat`, as `[G, R, A]` for each of `batches`."""
+        parts, begin = [], 0
+        for batch in self.batches:
+            shape = len(batch.groups), *batch.arcs.usable.shape
+            parts.append(values[begin : begin + prod(shape)].reshape(shape))
+            begin += parts[-1].size
+        return parts
+
     def used(self, choice: Sequence[int]) -> list[np.ndarray]:
         """Which arcs an assignment uses, for each of `batches`: bool `[G, R, A]`."""
-        at = np.array(choice, dtype=np.int64)
-        return [batch.used(at) for batch in self.batches]
+        return self.split(self.flat.used(np.array(choice, dtype=np.int64)))
 
     def saved(self, used: Iterable[np.ndarray]) -> float:
         """What `problem` charges an assignment too much."""
-        return float(
-            sum(
-                (np.maximum(each.sum(axis=1) - 1, 0) @ batch.arcs.seconds).sum()
-                for batch, each in zip(self.batches, used, strict=True)
-            )
-        )
+        return self.flat.saved(joined(used, np.bool_))
 
     def seconds(self, choice: Sequence[int], used: Iterable[np.ndarray] | None = None) -> float:
         """What an assignment truly costs; inf if it is forbidden. `used` is what it uses, if
         known."""
-        used = self.used(choice) if used is None else used
-        return evaluate(self.problem, choice).objective - self.saved(used)
+        objective = evaluate(self.problem, choice).objective
+        if objective == inf:
+            return inf
+        if used is not None:
+            return objective - self.saved(used)
+        return objective - self.flat.saved(self.flat.used(np.array(choice, dtype=np.int64)))
 
     def fair_shares(self, used: Iterable[np.ndarray]) -> list[np.ndarray]:
         """Equal shares for those who use an arc, or could where nobody does: `[G, R, A]` for each
         of `batches`. What the assignment with this use costs is its true cost then."""
-        shares = []
-        for batch, each in zip(self.batches, used, strict=True):
-            payers = np.where(each.any(axis=1, keepdims=True), each, batch.arcs.usable)
-            shares.append(payers / np.maximum(payers.sum(axis=1, keepdims=True), 1))
-        return shares
+        flat, using = self.flat, joined(used, np.bool_)
+        is_used = flat.count(using) > 0
+        return self.split(flat.equal(np.where(is_used[flat.arc], using, flat.usable)))
 
     def joining_shares(self, used: Iterable[np.ndarray]) -> list[np.ndarray]:
         """Prices, no shares, for those who look for better assignments near one with this use:
         whoever joins the users of an arc pays as much as they do, and who opens another pays all of
         it."""
-        shares = []
-        for batch, each in zip(self.batches, used, strict=True):
-            users = np.maximum(each.sum(axis=1, keepdims=True), 1)
-            shares.append(batch.arcs.usable / users)
-        return shares
+        flat = self.flat
+        users = np.maximum(flat.count(joined(used, np.bool_)), 1)
+        return self.split(flat.usable / users[flat.arc])
 
     def equal_shares(self) -> list[np.ndarray]:
         """Equal shares for all who can use an arc: `[G, R, A]` for each of `batches`."""
-        return self.fair_shares(
-            [
-                np.zeros((len(batch.groups), *batch.arcs.usable.shape), dtype=bool)
-                for batch in self.batches
-            ]
-        )
+        return self.split(self.flat.equal(self.flat.usable))
 
     def table_bytes(self, shares: Iterable[np.ndarray]) -> int:
         """Bytes of the distinct tables that the problem priced so has in place of shared edges."""
@@ -347,24 +258,3 @@ class _Batch:
     @property
     def arcs(self) -> Arcs:
         return self.groups[0].arcs
-
-    @cached_property
-    def edges(self) -> np.ndarray:
-        """The edge to each reader: `[G, R]`."""
-        return np.array([group.edges for group in self.groups], dtype=np.int64)
-
-    @cached_property
-    def _nodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sources and readers: `[G, R]` each."""
-        sources = np.array([group.sources for group in self.groups], dtype=np.int64)
-        return sources, np.array([group.readers for group in self.groups], dtype=np.int64)
-
-    def used(self, choice: np.ndarray) -> np.ndarray:
-        arcs, (sources, readers) = self.arcs, self._nodes
-        used = np.zeros((*readers.shape, len(arcs.seconds) + 1), dtype=bool)
-        every = np.arange(len(readers))[:, None]
-        for reader, path in enumerate(arcs.paths):
-            rows = arcs.rows[reader][choice[sources[:, reader]]]
-            columns = arcs.columns[reader][choice[readers[:, reader]]]
-            used[every, reader, path[rows, columns]] = True
-        return used[:, :, :-1]

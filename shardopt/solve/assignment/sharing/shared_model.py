@@ -41,8 +41,9 @@ from shardopt.solve.assignment.exact.marginal_model import (
 from shardopt.solve.assignment.exact.memory_program import solve_by_cp_sat
 from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import Evaluation, Solution
+from shardopt.solve.assignment.sharing.arcs import Arcs, SharedEdges
 from shardopt.solve.assignment.sharing.held_copies import HeldCopy
-from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
+from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.assignment.sharing.table_classes import table_classes
 
 # Columns of a linear program that takes a second or two: 170,000 took 8, and left a gap of 0.117 %

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.assignment.problem import Edge, Usage
-from shardopt.solve.assignment.sharing.shared_edges import SharedEdges
+from shardopt.solve.assignment.sharing.arcs import SharedEdges
 from shardopt.solve.sharding.intra_op.lifetimes import Lifetime
 from shardopt.solve.sharding.strategies.layouts import Column
 from shardopt.support.errors import UserError

@@ -34,9 +34,10 @@ from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.limits import NO_LIMITS, SearchLimits
 from shardopt.solve.assignment.problem import Problem, Solution
 from shardopt.solve.assignment.search.restriction import solve_in_steps
+from shardopt.solve.assignment.sharing.arcs import SharedEdges
 from shardopt.solve.assignment.sharing.possible import possible_sharing
 from shardopt.solve.assignment.sharing.price_splitting import solve_shared
-from shardopt.solve.assignment.sharing.shared_edges import SharedEdges, Sharing
+from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.sharding.intra_op.builder import ProblemBuilder, SharedReads
 from shardopt.solve.sharding.intra_op.communication import find_communication
 from shardopt.solve.sharding.intra_op.copies import copies_after_others, find_copies

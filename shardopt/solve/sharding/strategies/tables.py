@@ -20,7 +20,7 @@ from shardopt.cost.resharding_costs import ArcTable, ReshardingCosts
 from shardopt.graph.op_graph import Op, Tensor
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.solve.assignment.sharing.shared_edges import Arcs
+from shardopt.solve.assignment.sharing.arcs import Arcs
 from shardopt.solve.assignment.table_store import TableStore
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses
 from shardopt.solve.sharding.strategies.costs import (

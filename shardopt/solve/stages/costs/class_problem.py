@@ -16,8 +16,9 @@ import numpy as np
 from shardopt.graph.op_graph import Tensor
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
+from shardopt.solve.assignment.sharing.arcs import SharedEdges
 from shardopt.solve.assignment.sharing.price_splitting import solve_briefly
-from shardopt.solve.assignment.sharing.shared_edges import SharedEdges, Sharing
+from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.sharding.strategies.layouts import Column
 from shardopt.solve.sharding.strategies.tables import OpStrategies, StrategyTables
 from shardopt.solve.stages.costs.classes import Classes

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.assignment.search.sharding_ilp import solve
+from shardopt.solve.assignment.sharing.arcs import Arcs, SharedEdges
 from shardopt.solve.assignment.sharing.held_copies import HeldCopy, Recomputed, with_held
 from shardopt.solve.assignment.sharing.price_splitting import solve_shared
-from shardopt.solve.assignment.sharing.shared_edges import Arcs, SharedEdges, Sharing
+from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.assignment.sharing.shared_model import solve_exactly
 
 
