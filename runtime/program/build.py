@@ -10,7 +10,7 @@
 
 An argument on the host is moved to the devices before each call that reads it, and what replaces it
 to the host behind the call that makes it, so that no more of them are on the devices than one call
-needs.
+needs; so is what waits on the host for a backward.
 
 Older versions of arguments are no arguments of the program, and their successors no results.
 

@@ -10,7 +10,7 @@ of values that do not change in the loop happen once, before it."""
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardopt.forms.exported_program import Call, Loop, TensorSpec, Transfer
 from shardopt.runtime.program.emitter import Emitter
@@ -175,7 +175,7 @@ class _LoopLowering:
 
     def _call(self, op: Call, microbatch: int) -> None:
         specs = self.loop.body.values
-        inputs = tuple(self._use(value, microbatch) for value in op.inputs)
+        inputs = tuple(self._at_hand(op.mesh, value, microbatch) for value in op.inputs)
         outputs: list[tuple[Hashable, TensorSpec]] = [
             (self._key(value, microbatch), specs[value].spec) for value in op.outputs
         ]
@@ -183,6 +183,17 @@ class _LoopLowering:
         for value in op.outputs:
             for number in self.writes.get(value, ()):
                 self.last_write[number] = self._key(value, microbatch)
+            if value in self.loop.waiting:
+                key = self._key(value, microbatch)
+                resting = replace(specs[value].spec, memory="host")
+                self.emitter.bind(key, self.emitter.move(op.mesh, self.emitter.use(key), resting))
+
+    def _at_hand(self, mesh: str, value: int, microbatch: int) -> int:
+        """The buffer of a body value on the devices: what waits on their hosts is fetched."""
+        buffer = self._use(value, microbatch)
+        if value not in self.loop.waiting:
+            return buffer
+        return self.emitter.move(mesh, buffer, self.loop.body.values[value].spec)
 
     def _send(self, number: int, op: Transfer, microbatch: int) -> None:
         source, target = self.loop.body.values[op.input], self.loop.body.values[op.output]

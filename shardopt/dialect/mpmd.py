@@ -159,6 +159,13 @@ def write_offload(loop: ir.Operation, modes: Sequence[str]) -> None:
         loop.attributes[OFFLOAD] = ir.ArrayAttr.get([ir.StringAttr.get(mode) for mode in modes])
 
 
+def read_offload(loop: ir.Operation) -> tuple[str, ...]:
+    """What every stage keeps on its hosts; nothing where no stage does."""
+    if OFFLOAD not in loop.attributes:
+        return ()
+    return tuple(ir.StringAttr(mode).value for mode in ir.ArrayAttr(loop.attributes[OFFLOAD]))
+
+
 def mesh_shape_attr(mesh: Mesh) -> ir.Attribute:
     """`#sdy.mesh<["x"=2, "y"=1]>`, the `mesh_shape` of a function that a fragment call calls."""
     return ir.Attribute.parse(

@@ -27,9 +27,11 @@ from shardopt.dialect.mpmd import (
     read_methods,
     read_topology,
 )
+from shardopt.dialect.program import body_of
 from shardopt.dialect.token_slices import read_token_slices
 from shardopt.extract.control_flow import RegionReader
 from shardopt.extract.op_graph import read_tensor
+from shardopt.extract.waiting_values import waiting_values
 from shardopt.graph.op_graph import OpGraph
 from shardopt.graph.residency import MicrobatchLoop, Residency
 from shardopt.ir.rewriting import functions, symbol_name
@@ -46,7 +48,7 @@ class MeshGraph:
     that go to other meshes, `sources` says for those that arrive from which mesh (by number) and
     tensor they come; `method` how the stage was planned to be sharded; `batch` which arguments of
     `@main` hold the batch, and along which dimension, or `no_batch` why none is known to; `on_host`
-    are the tensors of those that lie in the memory of the hosts;
+    are tensors that lie in the memory of the hosts, of arguments or between two fragments;
     `slices` is the number of stages, one for each slice of tokens, that are one stage of the
     model."""
 
@@ -157,7 +159,7 @@ class _Extractor:
             mesh.arguments[number] = tensor
         on_host = read_on_host(main)
         for mesh in self.meshes.values():
-            mesh.on_host = frozenset(t for k, t in mesh.arguments.items() if k in on_host)
+            mesh.on_host |= {t for k, t in mesh.arguments.items() if k in on_host}
         for number, result in read_donation(main).items():
             self.tie(block.arguments[number], returned[result])
 
@@ -240,6 +242,11 @@ class _Extractor:
             )
             mesh.slices = 1 if slices is None else slices.count
             mesh.method = methods[min(stages.values(), default=number)]
+        for call in (view.operation for view in block.operations if view.name == "mpmd.call"):
+            body = self.callees[ir.FlatSymbolRefAttr(call.attributes["callee"]).value]
+            for value in waiting_values(op, body_of(body.regions[0].blocks[0])):
+                mesh, tensor = self.place[value]
+                mesh.on_host |= {tensor}
         self.bind_all(list(op.results), yielded)
         for before, after in zip(carried, yielded, strict=True):
             self.tie(before, after)

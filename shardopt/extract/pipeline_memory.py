@@ -17,6 +17,7 @@ from shardopt.dialect.mpmd import parse_mesh_tensor
 from shardopt.dialect.program import StepProgram, body_of
 from shardopt.extract.buffer_reuse import reused_buffers
 from shardopt.extract.op_graph import read_tensor
+from shardopt.extract.waiting_values import waiting_values
 from shardopt.ir.rewriting import defining
 from shardopt.mesh.mesh import Mesh
 from shardopt.schedule.memory import LiveBytes
@@ -155,6 +156,7 @@ def live_values(
         tasks.update((result, {task: None}) for result in op.results)
     for op, reused in reused_buffers(program, program.body_block):
         taken.update(op.operands[k] for k in reused)
+    waiting = waiting_values(program.loop, program.body_ops)
     returned = program.body_returned
     stay = {returned[program.carried[k][1]] for k in _made_once(program)}
     accumulators = set(returned) - stay
@@ -162,6 +164,9 @@ def live_values(
     for value, users in tasks.items():
         # Accumulators are there once, and counted with the step.
         if users and value not in accumulators:
-            key = tuple(users), value in taken, value in stay
-            sizes[key] = sizes.get(key, 0) + local_bytes(value.type, meshes)
+            # What waits on the host is there while a task makes it, and while one reads it.
+            spans = [(user,) for user in users] if value in waiting else [tuple(users)]
+            for number, span in enumerate(spans, 1):
+                key = span, value in taken and number == len(spans), value in stay
+                sizes[key] = sizes.get(key, 0) + local_bytes(value.type, meshes)
     return tuple(LiveBytes(users, size, *how) for (users, *how), size in sizes.items())

@@ -39,8 +39,10 @@ from shardopt.dialect.donation import (
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor, read_topology
 from shardopt.dialect.padding import read_shape
+from shardopt.dialect.program import body_of
 from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.sharding import MHLO_SHARDING
+from shardopt.extract.waiting_values import waiting_values
 from shardopt.forms.exported_program import (
     Argument,
     Body,
@@ -346,10 +348,13 @@ class _Reader:
         block = op.regions[0].blocks[0]
         carried = list(block.arguments)
         call, terminator = (view.operation for view in block.operations)
+        body = entry_block(find_function(self.symbols, callee_name(call)))
+        waiting = waiting_values(op, body_of(body))
+        values = [*body.arguments, *(result for each in body.operations for result in each.results)]
         return Loop(
             iterations=int(ir.IntegerAttr(op.attributes["iterations"])),
             schedule=read_schedule(op),
-            body=self.read_body(entry_block(find_function(self.symbols, callee_name(call)))),
+            body=self.read_body(body),
             arguments=tuple(
                 loop_argument(operand, carried, len(initial), numbers) for operand in call.operands
             ),
@@ -359,6 +364,7 @@ class _Reader:
                 for operand in terminator.operands
             ),
             outputs=outputs,
+            waiting=frozenset(k for k, value in enumerate(values) if value in waiting),
         )
 
 

@@ -119,7 +119,8 @@ class Loop:
     ends in `outputs[k]`.
 
     `yields[k]` is None where the body hands the carried value on unchanged. `schedule` is None
-    without that attribute."""
+    without that attribute. `waiting` are values of the body that lie on hosts between the calls
+    that make and read them."""
 
     iterations: int
     schedule: ScheduleText | None
@@ -128,6 +129,7 @@ class Loop:
     initial: tuple[int, ...]
     yields: tuple[int | None, ...]
     outputs: tuple[int, ...]
+    waiting: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

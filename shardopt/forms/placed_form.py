@@ -27,10 +27,10 @@ from shardopt.extract.op_graph import reads
 from shardopt.forms import clustered_form
 from shardopt.forms.imported_form import Violation
 from shardopt.forms.mesh_checks import mesh_errors
+from shardopt.graph.offloading import MODE_TEXT as OFFLOAD_TEXT
+from shardopt.graph.offloading import MODES as OFFLOAD_MODES
 from shardopt.graph.op_graph import SHARED
 from shardopt.graph.recomputed_units import MODE_TEXT, is_mode
-from shardopt.graph.streamed_state import MODE_TEXT as OFFLOAD_TEXT
-from shardopt.graph.streamed_state import MODES as OFFLOAD_MODES
 from shardopt.mesh.mesh import Mesh
 
 

@@ -224,8 +224,10 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         ("mpmd.for",),
         '["optimizer", "none"]',
         "shardopt-offload-state",
-        "What each stage keeps in the memory of its hosts between updates: nothing, or the state "
-        "that only the update uses. Left out where no stage does.",
+        "What each stage keeps in the memory of its hosts: nothing, between updates the state that "
+        "only the update uses (`optimizer`), between the forward and the backward of a microbatch "
+        "what the one makes for the other alone (`activations`), or `all` of that. Left out where "
+        "no stage does. Values of 4096 bytes and less stay.",
     ),
     AttributeDoc(
         RECOMPUTE,

@@ -3,8 +3,10 @@ meshes, literals."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shardopt.graph.op_graph import Op
 
@@ -29,18 +31,37 @@ class MicrobatchLoop:
         )
 
 
+class HostMove(NamedTuple):
+    """A message of a group of operations between a device and its host, so many times in a step."""
+
+    group: int
+    tensor: int
+    times: int
+
+
 def host_moves(
     ops: Iterable[Op], on_host: Set[int], replaced: Mapping[int, int]
-) -> tuple[tuple[int, int], ...]:
-    """(group, tensor) for every message between a device and its host: groups of operations fetch
-    what they read of `on_host`, and store what they make that replaces it (`replaced[b]` is the
-    tensor that b replaces)."""
-    moves: dict[tuple[int, int], None] = {}
+) -> tuple[HostMove, ...]:
+    """Every message between a device and its host: groups of operations fetch what others made, or
+    nobody, of what they read of `on_host`, and store what they make of it, or what replaces some of
+    it (`replaced[b]` is the tensor that b replaces)."""
+    moves: dict[tuple[int, int], int] = {}
+    made: dict[int, int] = {}
     for op in ops if on_host else ():
-        moves.update(((op.group, tensor), None) for tensor in op.operands if tensor in on_host)
-        stored = (tensor for tensor in op.results if replaced.get(tensor) in on_host)
-        moves.update(((op.group, tensor), None) for tensor in stored)
-    return tuple(moves)
+        fetched = (t for t in op.operands if t in on_host and made.get(t) != op.group)
+        stored = [t for t in op.results if t in on_host or replaced.get(t) in on_host]
+        made.update(dict.fromkeys(stored, op.group))
+        for tensor in (*fetched, *stored):
+            moves.setdefault((op.group, tensor), op.repeat // (op.trips or 1))
+    return tuple(HostMove(*key, times) for key, times in moves.items())
+
+
+def travels(moves: Iterable[HostMove], replaced: Mapping[int, int]) -> Counter[int]:
+    """How often in a step each tensor on the host travels, what replaces it among that."""
+    times = Counter[int]()
+    for move in moves:
+        times[replaced.get(move.tensor, move.tensor)] += move.times
+    return times
 
 
 @dataclass(frozen=True)
@@ -49,8 +70,8 @@ class Residency:
 
     `arrivals[t]` is the operation before which input t comes from another mesh, `literals` are
     constants whose elements differ and which therefore lie in memory all the time. `on_host` are
-    inputs that lie in the memory of the hosts: a device holds them, and what replaces them, while
-    groups of operations that read or make these run."""
+    inputs and values that lie in the memory of the hosts: a device holds them, and what replaces
+    them, while groups of operations that read or make these run."""
 
     loop: MicrobatchLoop | None = None
     arrivals: Mapping[int, int] = field(default_factory=dict)

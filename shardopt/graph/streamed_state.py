@@ -18,9 +18,6 @@ from typing import TypeVar
 
 from shardopt.graph.op_graph import SHARED
 
-MODES = ("none", "optimizer")
-MODE_TEXT = "none or optimizer"
-
 V = TypeVar("V", bound=Hashable)
 
 # Broadcasts of what is no larger than that are made in every piece that reads them.

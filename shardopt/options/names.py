@@ -18,7 +18,7 @@ ReshardingStrategy = Literal["auto", "send_recv", "local_allgather", "broadcast"
 OverlapChoice = Literal["auto", "on", "off"]
 
 # What stages keep in the memory of their hosts (`shardopt.graph.streamed_state`).
-OffloadChoice = Literal["auto", "none", "optimizer"]
+OffloadChoice = Literal["auto", "none", "optimizer", "activations", "all"]
 
 # Planners of stages. `equal-op` is `equal-layer` on layers of equally many operations, so no
 # planner of its own.

@@ -192,8 +192,9 @@ class PlanOptions:
     )
     offload: OffloadChoice = row(
         "none",
-        help="what stages keep in the memory of their hosts between updates: nothing, or the state "
-        "that only the update uses; auto: what gives the shortest step within the memory",
+        help="what stages keep in the memory of their hosts: nothing, the state that only the "
+        "update uses, what the forward of a microbatch makes for its backward, or all of that; "
+        "auto: what gives the shortest step within the memory",
         phases=("stage",),
     )
     resharding: ReshardingStrategy = row(

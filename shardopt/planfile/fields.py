@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from shardopt.graph.offloading import MODES as OFFLOAD_MODES
 from shardopt.graph.recomputed_units import MODE_PATTERN, MODE_TEXT, is_mode
-from shardopt.graph.streamed_state import MODES as OFFLOAD_MODES
 from shardopt.hardware.cluster_file import DESCRIPTION
 from shardopt.mesh.mesh import AXIS_NAMES
 from shardopt.options.plan_options import PlanOptions

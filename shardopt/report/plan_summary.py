@@ -14,6 +14,7 @@ from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.donation import read_on_host
 from shardopt.dialect.mpmd import (
     BODY_KINDS,
+    IN_FLIGHT,
     KIND,
     OFFLOAD,
     RECOMPUTE,
@@ -27,6 +28,7 @@ from shardopt.dialect.program import StepProgram, body_of, read_program
 from shardopt.dialect.schedule import read_peaks
 from shardopt.dialect.token_slices import read_token_slices
 from shardopt.extract.pipeline_memory import local_bytes
+from shardopt.extract.waiting_values import waiting_values
 from shardopt.forms.sharded_form import read_cost
 from shardopt.hardware.cluster import Cluster
 from shardopt.ir.rewriting import defining
@@ -207,7 +209,8 @@ def _row(
         sent_bytes=sent,
         recompute=recompute,
         offload=offload,
-        host_bytes=_host_bytes(program, mesh) if firsts[mesh.name] == stage else 0,
+        host_bytes=_host_bytes(program, mesh) * (firsts[mesh.name] == stage)
+        + _waiting_bytes(program, mesh, stage),
     )
 
 
@@ -219,6 +222,14 @@ def _host_bytes(program: StepProgram, mesh: Mesh) -> int:
         for each in types
         if parse_mesh_tensor(each).mesh == mesh.name
     )
+
+
+def _waiting_bytes(program: StepProgram, mesh: Mesh, stage: int) -> int:
+    """For each device of the mesh of a stage, of all microbatches in flight."""
+    waiting = waiting_values(program.loop, program.body_ops)
+    types = (value.type for value, of_stage in waiting.items() if of_stage == stage)
+    in_flight = ir.DenseI64ArrayAttr(program.loop.attributes[IN_FLIGHT])[stage] if waiting else 0
+    return in_flight * sum(local_bytes(each, {mesh.name: mesh}) for each in types)
 
 
 def _source_stage(transfer: ir.Operation, firsts: dict[str, int]) -> int:

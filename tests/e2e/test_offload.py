@@ -1,5 +1,5 @@
-"""Stages whose optimizer state lies on their hosts: the same numbers to the last bit, and devices
-that hold what was predicted."""
+"""Stages whose optimizer state, or whose activations, lie on their hosts: the same numbers to the
+last bit, and devices that hold what was predicted."""
 
 from __future__ import annotations
 
@@ -97,6 +97,48 @@ def test_whatever_the_plan_is_the_numbers_stay(options: dict[str, Any]) -> None:
 def test_processes_keep_it_on_their_hosts_too() -> None:
     model = momentum()
     plan = plan_of(model, offload="optimizer")
+    expected, outputs = (run(plan, model[1], backend) for backend in ("local", "process"))
+    for one, other in zip(expected, outputs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        # Two microbatches in flight on the first mesh, and one on the last.
+        ({}, 0.75),
+        # One of the two has the second half of the backward still to come.
+        pytest.param({"schedule": "zb-v", "stages": 4}, 0.9, marks=pytest.mark.slow),
+        pytest.param({"schedule": "gpipe", "recompute": "selective"}, 0.99, marks=pytest.mark.slow),
+        pytest.param({"schedule": "pipedream-2bw"}, 0.9, marks=pytest.mark.slow),
+    ],
+)
+def test_activations_wait_on_hosts(options: dict[str, Any], share: float, tmp_path: Path) -> None:
+    """Of the same stages, as the search may cut others."""
+    model = gpt(32, 64)
+    plain = plan_of(model, **options)
+    document: Any = plain.to_json()
+    for stage in document["stages"]:
+        stage["offload"] = "activations"
+    file = tmp_path / "plan.json"
+    file.write_text(json_text(document))
+    without_cuts = {**options, "stages": None, "submesh": None}
+    offloaded = plan_of(model, **without_cuts, plan=str(file))
+    before, after = (measure(plan, model[1], STEPS) for plan in (plain, offloaded))
+    for expected, output in zip(before.outputs, after.outputs, strict=True):
+        np.testing.assert_array_equal(expected, output)
+    for each in after.meshes:
+        assert each.measured == each.of_program
+        assert each.ratio == pytest.approx(1.0, abs=0.02)
+    assert after.meshes[0].measured < share * before.meshes[0].measured
+    # What waits of all microbatches in flight.
+    first = offloaded.summary.stages[0]
+    assert first.offload == "activations" and first.host_bytes > 0
+
+
+def test_processes_let_activations_wait_too() -> None:
+    model = gpt(32, 64)
+    plan = plan_of(model, offload="all")
     expected, outputs = (run(plan, model[1], backend) for backend in ("local", "process"))
     for one, other in zip(expected, outputs, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -12,8 +12,8 @@ from shardopt.dialect.manual import MANUAL, read_region
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import PlannedPrediction
 from shardopt.dialect.program import StepProgram
+from shardopt.graph.offloading import MODES as OFFLOAD_MODES
 from shardopt.graph.recomputed_units import MODES, searched_modes
-from shardopt.graph.streamed_state import MODES as OFFLOAD_MODES
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.memory_limit import host_memory_limit, memory_limit
 from shardopt.ir.rewriting import operations

@@ -1,8 +1,9 @@
 """Lay the optimizer state of stages into the memory of their hosts, as was decided.
 
-Needs the placed form. Afterwards no row of `shardopt.stages` has `offload`: it is obeyed, and
-stands as `shardopt.offload` on the loop for whoever asks. Of such stages the arguments that only
-the update uses have `shardopt.memory`.
+Needs the placed form. Afterwards no row of `shardopt.stages` has `offload`: it stands as
+`shardopt.offload` on the loop. Of stages that offload their optimizer state the arguments that only
+the update uses have `shardopt.memory`. Which activations wait on hosts follows from the fragments,
+once they are outlined, for whoever asks (`shardopt.extract.waiting_values`).
 
     @main(%w {shardopt.layer = 0, …}, %m {shardopt.layer = 0, tf.aliasing_output = 1 : i32})
         attributes {shardopt.stages = [{layers = …, mesh = "m0", offload = "optimizer"}]}
@@ -27,6 +28,7 @@ from shardopt.dialect.mpmd import LAYER, write_offload
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.dialect.stages import read_stages, write_stages
 from shardopt.extract.op_graph import read_tensor, reads
+from shardopt.graph.offloading import has_state
 from shardopt.graph.op_graph import SHARED
 from shardopt.graph.streamed_state import StateUse, spreads
 from shardopt.ir.rewriting import defining
@@ -52,7 +54,7 @@ class OffloadState(Pass):
         layers = {
             layer
             for stage in stages
-            if stage.offload != "none"
+            if has_state(stage.offload)
             for layer in range(stage.first, stage.last + 1)
         }
         arguments = [k for k, use in _uses(program) if use.can_rest and use.owner in layers]

@@ -37,8 +37,7 @@ class StageConfig:
 
     `recompute`: what the backward recomputes instead of keeping it: nothing, what is cheap and
     large, the insides of each layer, or the whole stage (`shardopt.graph.recomputed_units`).
-    `offload`: what is kept in the memory of the hosts between updates
-    (`shardopt.graph.streamed_state`).
+    `offload`: what is kept in the memory of the hosts (`shardopt.graph.offloading`).
     `method` is how the values inside are sharded: by the solver (`ilp`), or as a preset does
     (`shardopt.solve.presets`)."""
 

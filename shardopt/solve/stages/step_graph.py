@@ -47,8 +47,8 @@ class StepGraph:
     them. `owner` is the layer whose stage holds an input; `literals` are constants whose elements
     differ. `repeated[t]` is the tensor of the forward pass that tensor t, computed again behind a
     barrier, equals. `fusing` says what the devices' compiler makes one kernel of. `on_host` are
-    inputs that lie in the memory of the hosts
-    (`shardopt.solve.stages.costs.offload`)."""
+    inputs that lie in the memory of the hosts, where with `activations_on_host` that lies as well
+    which forwards make for backwards (`shardopt.solve.stages.costs.offload`)."""
 
     graph: OpGraph
     op_layer: tuple[int, ...]
@@ -60,6 +60,7 @@ class StepGraph:
     repeated: Mapping[int, int] = field(default_factory=dict)
     fusing: Fusing = UNFUSED
     on_host: frozenset[int] = frozenset()
+    activations_on_host: bool = False
 
     def __post_init__(self) -> None:
         if len(self.op_layer) != len(self.graph.ops):

@@ -98,7 +98,7 @@ def _write(graph: MeshGraph, plan: IntraOpPlan, cluster: Cluster) -> None:
         cost = plan.summary(ops, repeated=False)
         moved = sum(
             host_seconds(link, local_bytes(plan.graph, graph.mesh, tensor, plan.shardings[tensor]))
-            for group, tensor in moves
+            for group, tensor, _ in moves
             if group == number
         )
         write_cost(fragment, replace(cost, host_seconds=moved))

@@ -64,11 +64,15 @@ class ProblemBuilder:
         read. `moves` says how often some of them travel between devices and hosts."""
         graph = self.tables.graph
         for node, index in enumerate(self.ops):
-            self.costs.append(self.tables.ops[index].seconds)
+            strategies, seconds = self.tables.strategies, self.tables.ops[index].seconds
             for tensor, column in zip(
                 graph.ops[index].results, self.tables.ops[index].results, strict=True
             ):
                 self.node_of[tensor], self.columns[tensor] = node, column
+                if tensor in moves:
+                    value = graph.tensors[tensor]
+                    seconds = seconds + moves[tensor] * strategies.host_seconds(value, column)
+            self.costs.append(seconds)
         read = (tensor for index in self.ops for tensor in graph.ops[index].operands)
         for tensor in dict.fromkeys((*inputs, *read)):
             if tensor not in self.node_of:

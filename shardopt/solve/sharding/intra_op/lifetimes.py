@@ -2,7 +2,7 @@
 
 * Inputs stay for the whole part (weights, optimizer state); what another mesh sends stays from its
   arrival on; what lies on the host, and what replaces it, is there while fragments that read or
-  make it run.
+  make it run, for one microbatch at a time.
 * A value lives from its operation to its last reader, or to the end when it is an output. What a
   fragment (a group of operations, one executable) is given stays until the fragment ends.
 * What is made before a loop and read inside stays until the loop ends; in the one over
@@ -160,7 +160,7 @@ class Lifetimes:
             if b not in input_set and (self.readers[a] or a not in self.position_of)
         }
         self.group_stop = {graph.ops[op].group: position + 1 for position, op in enumerate(order)}
-        self.on_host = residency.on_host | {
+        self.on_host = {self.handed.origin(tensor) for tensor in residency.on_host} | {
             self.handed.origin(b) for b, a in aliases.items() if a in residency.on_host
         }
         self.group_start = {
@@ -185,7 +185,7 @@ class Lifetimes:
     def of_one(self) -> tuple[Lifetime, ...]:
         """With one microbatch in flight: inputs first, then results as they are made."""
         held = self._by_name(list(self._in_place(self._held)))
-        return (*held, *self._second_buffers(), *self._fetched_before())
+        return (*held, *self._second_buffers(), *self._fetched_again())
 
     def of_further(self) -> tuple[Lifetime, ...]:
         """What is held for further microbatches."""
@@ -237,23 +237,23 @@ class Lifetimes:
         if tensor in self.residency.literals:
             return 0, len(self.order)
         if tensor in self.on_host:
-            return position, next(self._fetched(tensor))[1]
+            return position, self.group_stop[self.graph.ops[self.order[position]].group]
         return position, self._stop(tensor, position, self.graph.ops[self.order[position]].group)
 
     def _fetched(self, tensor: int) -> Iterator[tuple[int, int]]:
-        """While each group that reads or makes the value runs, the last one first."""
-        ops = [op for op in self.readers[tensor] if op in self.position]
+        """While each group that reads the value, and does not make it, runs, the last one first."""
+        groups = {self.graph.ops[op].group for op in self.readers[tensor] if op in self.position}
         if tensor in self.position_of:
-            ops.append(self.order[self.position_of[tensor]])
-        groups = {self.graph.ops[op].group for op in ops}
+            groups.discard(self.graph.ops[self.order[self.position_of[tensor]]].group)
         spans = sorted((self.group_start[group], self.group_stop[group]) for group in groups)
         yield from reversed(spans)
 
-    def _fetched_before(self) -> Iterator[Lifetime]:
-        """What is on the host is fetched anew for each group that reads it: those before the
-        last."""
+    def _fetched_again(self) -> Iterator[Lifetime]:
+        """What is on the host is fetched anew for each group that reads it: of an input those
+        before the last."""
         for tensor in sorted(self.on_host):
-            for start, stop in islice(self._fetched(tensor), 1, None):
+            first = 0 if tensor in self.position_of else 1
+            for start, stop in islice(self._fetched(tensor), first, None):
                 yield Lifetime(tensor, start, stop)
 
     def _stop(self, tensor: int, start: int, group: int | None) -> int:
@@ -383,6 +383,8 @@ class Lifetimes:
 
     def _further(self, tensor: int, readers: Sequence[int], loop: MicrobatchLoop) -> int:
         """For how many microbatches more than one a value is held."""
+        if self.handed.origin(tensor) in self.on_host:
+            return 0
         ops = list(readers)
         if tensor in self.position_of:
             ops.append(self.order[self.position_of[tensor]])
@@ -438,8 +440,10 @@ def with_gaps(
     for live in lives:
         live = replace(live, stop=max(live.stop, until.get(live.tensor, 0)))
         begin, end = gaps.get(live.tensor, (live.stop, live.stop))
-        pieces += [replace(live, stop=begin)] if live.start < begin or live.alone else []
-        pieces += [Lifetime(live.tensor, end, live.stop, live.count)] if end < live.stop else []
+        first = replace(live, stop=min(begin, live.stop))
+        pieces += [first] if live.start < begin or live.alone else []
+        last = Lifetime(live.tensor, max(live.start, end), live.stop, live.count)
+        pieces += [last] if end < live.stop else []
     return tuple(pieces), tuple(scratch)
 
 

@@ -17,7 +17,6 @@ the module costs.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +26,7 @@ from math import fsum
 import numpy as np
 
 from shardopt.graph.op_graph import MARKER, Op, OpGraph
-from shardopt.graph.residency import Residency, host_moves
+from shardopt.graph.residency import Residency, host_moves, travels
 from shardopt.graph.windows import is_far
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
@@ -225,10 +224,7 @@ class IntraOpTables:
         replaced = {b: a for a, b in tied}
         builder.add_nodes(
             inputs,
-            Counter(
-                replaced.get(tensor, tensor)
-                for _, tensor in host_moves(self.graph.ops, residency.on_host, replaced)
-            ),
+            travels(host_moves(self.graph.ops, residency.on_host, replaced), replaced),
         )
         builder.add_edges()
         builder.tie(tied)

@@ -29,6 +29,7 @@ from itertools import chain
 
 import numpy as np
 
+from shardopt.graph.offloading import is_worth_a_message
 from shardopt.graph.op_graph import SHARED, FactorRule, Op, OpGraph
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh
@@ -264,9 +265,10 @@ class Rooflines:
         return np.array(each) @ self._executions
 
 
-def kept_bytes(part: StagePart) -> tuple[int, int]:
+def kept_bytes(part: StagePart) -> tuple[int, int, int]:
     """Bytes of whole tensors that a part keeps for its backward: of what its forward makes, apart
-    from what leaves it, and of what other stages make."""
+    from what leaves it, of what other stages make, and of what among the first may rest on
+    hosts."""
     graph = part.graph
     execution = part.kernels.execution
     aliases = {b: a for a, b in part.tied}
@@ -274,7 +276,8 @@ def kept_bytes(part: StagePart) -> tuple[int, int]:
     # What a second microbatch in flight adds is what the forward keeps for the backward.
     lives = Lifetimes(graph, execution, order, inputs, aliases, part.residency(2))
     kept = {live.tensor for live in lives.of_further()}
-    made, entering = kept - part.sent - part.arrivals.keys(), kept & part.arrivals.keys()
-    return tuple(
-        sum(graph.tensors[tensor].size_bytes for tensor in some) for some in (made, entering)
-    )  # type: ignore[return-value]
+    made, entering = (
+        [graph.tensors[tensor].size_bytes for tensor in some]
+        for some in (kept - part.sent - part.arrivals.keys(), kept & part.arrivals.keys())
+    )
+    return sum(made), sum(entering), sum(filter(is_worth_a_message, made))

@@ -110,14 +110,16 @@ class ClassProblem:
         costs = []
         for c, node in enumerate(self.classes.members.tolist()):
             if c in self.ops:
-                seconds = self.ops[c].seconds
+                seconds, columns = self.ops[c].seconds, self.ops[c].results
+                numbers: Sequence[int] = graph.ops[node].results
             else:
-                number = self.classes.inputs[node - len(graph.ops)]
-                tensor = graph.tensors[number]
-                seconds = self.tables.input_seconds(tensor, self.columns[c])
+                numbers, columns = (self.classes.inputs[node - len(graph.ops)],), (self.columns[c],)
+                seconds = self.tables.input_seconds(graph.tensors[numbers[0]], columns[0])
+            for number, column in zip(numbers, columns, strict=True):
                 if number in self.classes.part.on_host:
                     times = self.classes.part.moves_of[number]
-                    seconds = seconds + times * self.tables.host_seconds(tensor, self.columns[c])
+                    moved = self.tables.host_seconds(graph.tensors[number], column)
+                    seconds = seconds + times * moved
             costs.append(seconds * (0.0 if node in self.classes.view.unpaid else sizes[c]))
         return tuple(costs)
 

@@ -18,6 +18,7 @@ from math import prod
 
 import numpy as np
 
+from shardopt.graph.offloading import has_activations, without_activations
 from shardopt.graph.recomputed_units import split_mode, units_of_stage
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.presets.presets import state_axes
@@ -36,10 +37,20 @@ from shardopt.solve.stages.costs.preset_sharder import PresetSharder, StepInputK
 from shardopt.solve.stages.costs.recomputation import recompute_forward
 from shardopt.solve.stages.costs.sharders import Memory, Method, OptimalSharder
 from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
-from shardopt.solve.stages.stage_problem import InFlight, StageProblem
+from shardopt.solve.stages.stage_problem import InFlight, StageConfig, StageProblem
 
 ROOFLINE, LAYERS, SECONDS, MEMORY = range(4)  # what is known of an entry
 _FORWARD_SHARE = 1 / 3  # of a stage's seconds, where nothing is known yet
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Bytes of whole tensors that forwards keep for backwards, at least: of what is `made` there,
+    of which `movable` may lie on hosts, and of what is `entering`."""
+
+    made: np.ndarray
+    entering: np.ndarray
+    movable: np.ndarray
 
 
 @dataclass(eq=False)
@@ -70,13 +81,15 @@ class CostArrays:
         self.fixed_bytes = interval_sums(self._held_bytes())
         self.weight_bytes = None if problem.weight_ages is None else self._least_weight_bytes()
         self.activation_bytes = np.stack(
-            [self._kept_bytes(c.recompute) / c.num_devices for c in problem.configs], axis=2
+            [self._kept_on_devices(c) / c.num_devices for c in problem.configs], axis=2
         )
         self.activation_bytes[:, -1] = 0.0  # in a last stage nothing waits for the backward
         # Copies: when exact bytes come in, the bounds stay. `likely_problem` compares the two, and
         # `fit` asks whether any sharding could do with less than the one at hand.
         self.least_bytes = self.fixed_bytes.copy(), self.activation_bytes.copy()
         self.outside_bytes = np.zeros(self.candidates.shape)
+        # Of a device on its host: all step long, and for every microbatch in flight.
+        self._host_bytes = np.zeros((2, *self.candidates.shape))
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -101,7 +114,7 @@ class CostArrays:
             configs=problem.configs,
             num_devices=tuple(group.num_devices for group in problem.cluster.groups),
             num_microbatches=problem.num_microbatches,
-            seconds=self.seconds.copy(),
+            seconds=np.where(self._exceeds_hosts(in_flight_of), np.inf, self.seconds),
             forward_seconds=self._likely_forward_seconds(),
             fixed_bytes=self.fixed_bytes.copy(),
             activation_bytes=self.activation_bytes.copy(),
@@ -114,6 +127,20 @@ class CostArrays:
             weight_ages=problem.weight_ages,
             weight_bytes=None if self.weight_bytes is None else self.weight_bytes.copy(),
         )
+
+    def _exceeds_hosts(self, in_flight_of: InFlight) -> np.ndarray:
+        """Whether a stage lays more on its hosts than there is room, with as many stages as there
+        can be, bool `[L + 1, L + 1, C]`."""
+        limits, problem = self.problem.host_limit_bytes, self.problem
+        exceeds = np.zeros(self.candidates.shape, dtype=bool)
+        all_step, waiting = self._host_bytes
+        for start, end, c in np.argwhere(all_step + waiting > 0).tolist() if limits else ():
+            limit, behind = limits[problem.configs[c].group], problem.num_layers - end
+            if limit is not None:
+                most = in_flight_of(1 + behind, start + 1 + behind, problem.num_microbatches)
+                need = all_step[start, end, c] + most * waiting[start, end, c]
+                exceeds[start, end, c] = need > limit
+        return exceeds
 
     def _likely_forward_seconds(self) -> np.ndarray:
         """Where seconds are not exact, the usual share of them; all of them in last stages, which
@@ -201,7 +228,7 @@ class CostArrays:
     def _once(self) -> np.ndarray:
         """The candidates, without those that are one of another config, too, `[L + 1, L + 1, C]`:
         they recompute their first K layers where they have no more, or the whole of a last stage,
-        behind which no backward waits."""
+        behind which no backward waits, or whose activations do not wait on hosts."""
         configs, candidates = self.problem.configs, self.problem.candidates()
         layers = np.arange(self.problem.num_layers + 1)
         length, is_last = layers[None, :] - layers[:, None], layers[None, :] == layers[-1]
@@ -213,6 +240,9 @@ class CostArrays:
             other = number.get(replace(config, recompute=alike), c)
             if other != c:
                 once[..., c] &= ~(same & candidates[..., other])
+            other = number.get(replace(config, offload=without_activations(config.offload)), c)
+            if other != c:
+                once[..., c] &= ~(is_last & candidates[..., other])
         return once
 
     def _least_seconds(self, c: int, last: bool) -> np.ndarray:
@@ -223,47 +253,61 @@ class CostArrays:
         link = problem.cluster.groups[config.group].host_link
         if config.offload == "none" or link is None:
             return sums
-        rate = config.num_devices * link.bandwidth_bytes_per_second * problem.num_microbatches
-        return sums + interval_sums(self._moved_bytes[config.offload][None, :] / rate)[..., 0]
+        rate = config.num_devices * link.bandwidth_bytes_per_second
+        of_state = self._moved_bytes[config.offload][None, :] / problem.num_microbatches
+        moved = interval_sums(of_state)[..., 0]
+        if has_activations(config.offload) and not last:
+            moved += 2 * self._kept(config.recompute).movable
+        return sums + moved / rate
 
     @cached_property
     def _moved_bytes(self) -> dict[str, np.ndarray]:
-        """Of each mode of offloading, what travels for each layer at least, of whole tensors."""
+        """Of each mode of offloading, what state travels for each layer at least, of whole
+        tensors."""
         modes = dict.fromkeys(config.offload for config in self.problem.configs)
         return {mode: moved_bytes(self.layers.offloaded(mode)) for mode in modes}
 
-    def _kept_bytes(self, recompute: str) -> np.ndarray:
-        """Bytes that the forward of every interval keeps for its backward, at least, `[L + 1, L +
-        1]`."""
-        kind, count = split_mode(recompute)
-        if count is not None:
-            rest = self._made_and_entering("none")[0]
-            if kind == "selective":
-                return first_and_rest(self._made_and_entering(kind)[0], rest, count)
-            nothing = first_and_rest(np.zeros_like(rest), rest, count)
-            return nothing + self._made_and_entering(kind)[1][:, None]
-        made, entering = self._made_and_entering(kind)
-        if kind in ("none", "selective"):
-            return interval_sums(made[None, :])[..., 0]
-        # A stage that recomputes all keeps what enters its first layer, wherever it ends.
-        return np.repeat(entering[:, None], len(entering), axis=1)
+    def _kept_on_devices(self, config: StageConfig) -> np.ndarray:
+        """Bytes of it that do not lie on hosts, `[L + 1, L + 1]`."""
+        kept = self._kept(config.recompute)
+        made = kept.made - kept.movable if has_activations(config.offload) else kept.made
+        return made + kept.entering
 
-    def _made_and_entering(self, mode: str) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes that every layer alone keeps at least, `[L]` of what it makes and `[L + 1]` of
-        what enters it."""
-        if mode not in self._kept:
+    def _kept(self, recompute: str) -> _Kept:
+        """What the forward of every interval keeps for its backward, `[L + 1, L + 1]` each."""
+        kind, count = split_mode(recompute)
+        first = self._kept_alone(kind)
+        rest = first if count is None else self._kept_alone("none")
+        entering = np.zeros_like(first.entering)
+        if kind in ("layer", "full"):
+            # Such a stage keeps what enters its first layer, wherever it ends.
+            entering = first.entering
+            nothing = np.zeros(self.problem.num_layers)
+            first = replace(first, made=nothing, movable=nothing)
+            rest = first if count is None else rest
+        length = self.problem.num_layers if count is None else count
+        return _Kept(
+            first_and_rest(first.made, rest.made, length),
+            np.repeat(entering[:, None], len(entering), axis=1),
+            first_and_rest(first.movable, rest.movable, length),
+        )
+
+    def _kept_alone(self, mode: str) -> _Kept:
+        """What every layer alone keeps, `[L]`, and `[L + 1]` of what enters it."""
+        if mode not in self._kept_of:
             parts = [
                 self.layers.relaxed_layer(layer, False, mode).part
                 for layer in range(self.problem.num_layers)
             ]
             known = {part.key: part for part in parts}
             of_part = {key: kept_bytes(part) for key, part in known.items()}
-            made, entering = np.array([of_part[part.key] for part in parts], dtype=float).T
-            self._kept[mode] = made, np.append(entering, 0.0)
-        return self._kept[mode]
+            rows = np.array([of_part[part.key] for part in parts], dtype=float)
+            made, entering, movable = rows.T
+            self._kept_of[mode] = _Kept(made, np.append(entering, 0.0), movable)
+        return self._kept_of[mode]
 
     @cached_property
-    def _kept(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    def _kept_of(self) -> dict[str, _Kept]:
         return {}
 
     def _spread_bounds(self, c: int, last: bool) -> None:
@@ -327,10 +371,7 @@ class CostArrays:
         self.outside_bytes[candidate] = memory.outside_bytes
         if self.weight_bytes is not None:
             self.weight_bytes[candidate] = memory.weight_bytes
-        limits = self.problem.host_limit_bytes
-        limit = limits[self.problem.configs[candidate[2]].group] if limits else None
-        if limit is not None and memory.host_bytes > limit:
-            self.seconds[candidate] = np.inf
+        self._host_bytes[:, *candidate] = memory.host_bytes, memory.waiting_bytes
 
     def _leaner(self, candidate: Candidate, plain: Memory) -> Memory:
         """The memory of a stage, whose seconds become those of a leaner sharding where the shortest

@@ -6,7 +6,7 @@ which no plan of faster shardings fits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from shardopt.cost.host_link import host_seconds
@@ -16,7 +16,7 @@ from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.part_facts import PartFacts
-from shardopt.solve.stages.costs.sharders import GAP, Memory, Method, split_peak
+from shardopt.solve.stages.costs.sharders import GAP, Memory, Method, split_peak, with_sums
 from shardopt.solve.stages.costs.stage_part import StagePart
 
 
@@ -50,11 +50,10 @@ def fitted(
     seconds = [plan.summary(ops).seconds for ops in groups]
     size_of = partial(_size, part, plan)
     link = tables.cluster.group_of(tables.mesh).host_link
-    for group, tensor in part.moves:
-        seconds[group] += host_seconds(link, size_of(tensor))
+    for group, tensor, times in part.moves:
+        seconds[group] += times * host_seconds(link, size_of(tensor))
     held = split_peak(facts, plan.live_bytes, in_flight, each)
-    on_host, weights = (sum(map(size_of, sorted(some))) for some in (part.on_host, part.weights))
-    return Fitted(tuple(seconds), replace(held, host_bytes=on_host, weight_bytes=weights))
+    return Fitted(tuple(seconds), with_sums(held, part, lambda some: sum(map(size_of, some))))
 
 
 def _size(part: StagePart, plan: IntraOpPlan, tensor: int) -> int:

@@ -20,6 +20,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from shardopt.graph.offloading import has_state
 from shardopt.graph.recomputed_units import split_mode, units_of_stage
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.strategies.linear import Linear
@@ -32,7 +33,7 @@ from shardopt.solve.stages.costs.bounds import (
 )
 from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.interval_contents import IntervalContent, IntervalContents
-from shardopt.solve.stages.costs.offload import offload_state
+from shardopt.solve.stages.costs.offload import offload
 from shardopt.solve.stages.costs.recomputation import recompute_forward
 from shardopt.solve.stages.costs.stage_part import StagePart
 from shardopt.solve.stages.step_graph import StepGraph
@@ -60,7 +61,7 @@ class LayerBounds:
     cost_cache: CostCache
     byte_seconds: dict[Mesh, tuple[float, ...]] = field(default_factory=dict)
     _steps: dict[tuple[str, str], StepGraph] = field(default_factory=dict)
-    _with_state_on_hosts: dict[str, StepGraph] = field(default_factory=dict)
+    _offloaded: dict[str, StepGraph] = field(default_factory=dict)
     _contents: dict[tuple[str, str], IntervalContents] = field(default_factory=dict)
     _layers: dict[tuple[int, bool, str], RelaxedLayer] = field(default_factory=dict)
     _forwards: dict[int, RelaxedLayer | None] = field(default_factory=dict)
@@ -74,7 +75,6 @@ class LayerBounds:
     _parts: dict[str, StagePart] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._with_state_on_hosts["none"] = self.problem.step
         self.seconds, self._rest_seconds = self._roofs() / self.problem.num_microbatches
         self.within_seconds = np.zeros((len(_WORTHS), *self.seconds.shape))
         self._level = np.full(self.seconds.shape, _ROOFLINE, dtype=np.int8)
@@ -105,10 +105,10 @@ class LayerBounds:
         return whole & (within | ~may_rise)
 
     def _limit(self, c: int) -> float | None:
-        """The bytes of a device, where what layers hold all step counts against them: what lies on
-        hosts between updates does not."""
+        """The bytes of a device, where what layers hold all step counts against them: state that
+        lies on hosts between updates does not."""
         limits, config = self.problem.memory_limit_bytes, self.problem.configs[c]
-        limit = limits[config.group] if limits and config.offload == "none" else None
+        limit = limits[config.group] if limits and not has_state(config.offload) else None
         return limit or None
 
     def _is_heavy(self, c: int) -> np.ndarray:
@@ -247,9 +247,9 @@ class LayerBounds:
 
     def offloaded(self, mode: str) -> StepGraph:
         """The step with what a mode of offloading leaves on the hosts."""
-        if mode not in self._with_state_on_hosts:
-            self._with_state_on_hosts[mode] = offload_state(self.problem.step)
-        return self._with_state_on_hosts[mode]
+        if mode not in self._offloaded:
+            self._offloaded[mode] = offload(self.problem.step, mode)
+        return self._offloaded[mode]
 
     def contents(self, mode: str, offload: str = "none") -> IntervalContents:
         """What the intervals of `step` are made of."""

@@ -1,4 +1,5 @@
-"""A step whose optimizer state lies on the hosts, as `shardopt-offload-state` makes it."""
+"""A step that lays into the memory of the hosts what a mode of offloading says
+(`shardopt.graph.offloading`)."""
 
 from __future__ import annotations
 
@@ -7,14 +8,21 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardopt.graph.offloading import has_activations, has_state
 from shardopt.graph.op_graph import SHARED
 from shardopt.graph.streamed_state import StateUse, spreads
 from shardopt.solve.stages.step_graph import StepGraph
 
 
+def offload(step: StepGraph, mode: str) -> StepGraph:
+    """The step with what a mode leaves on the hosts."""
+    with_state = offload_state(step) if has_state(mode) else step
+    return replace(with_state, activations_on_host=True) if has_activations(mode) else with_state
+
+
 def offload_state(step: StepGraph) -> StepGraph:
-    """The step in which all state that can rest on the hosts does. Broadcasts of something small
-    around the loop are made where they are read."""
+    """The step in which all state that can rest on the hosts does, as `shardopt-offload-state` lays
+    it there. Broadcasts of something small around the loop are made where they are read."""
     times = Counter(step.graph.outputs)
     on_host = frozenset(
         before for before, after in step.tied if _use(step, before, after, times[after]).can_rest
@@ -33,9 +41,9 @@ def offload_state(step: StepGraph) -> StepGraph:
 
 
 def moved_bytes(step: StepGraph) -> np.ndarray:
-    """Bytes that travel between devices and hosts for each layer in a step: every group around the
-    loop that reads such a tensor fetches it, at least one does, and it is stored once. `[layers]`,
-    of whole tensors."""
+    """Bytes of state that travel between devices and hosts for each layer in a step: every group
+    around the loop that reads such a tensor fetches it, at least one does, and it is stored once.
+    `[layers]`, of whole tensors."""
     moved = np.zeros(step.num_layers)
     for tensor in sorted(step.on_host):
         moved[step.owner[tensor]] += 2 * step.graph.tensors[tensor].size_bytes

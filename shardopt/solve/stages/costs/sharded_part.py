@@ -55,8 +55,8 @@ class ShardedPart:
             seconds[op.group] += whole
             beside[op.group] += each.beside * whole
         link = tables.cluster.group_of(tables.mesh).host_link
-        for group, tensor in part.moves:
-            seconds[group] += host_seconds(link, self.bytes_of(tensor))
+        for group, tensor, times in part.moves:
+            seconds[group] += times * host_seconds(link, self.bytes_of(tensor))
         if not tables.cluster.group_of(tables.mesh).overlap_share:
             return seconds
         beside += self._beside_seconds()
@@ -106,10 +106,6 @@ class ShardedPart:
             np.add.at(change, start, size)
             np.subtract.at(change, stop, size)
         return np.cumsum(change[:-1])
-
-    def host_bytes(self) -> int:
-        """Bytes on the host for each device."""
-        return self.sum_bytes(self.facts.part.on_host)
 
     def sum_bytes(self, tensors: Iterable[int]) -> int:
         """Bytes of a device of some tensors."""

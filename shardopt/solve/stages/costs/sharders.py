@@ -7,6 +7,7 @@ decides how many microbatches of it are held."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -41,12 +42,13 @@ class PartSharding:
 class Memory:
     """Bytes of a device: it holds fixed + n · activation with n microbatches in flight, and
     `outside_bytes` at most before and behind the loop; on top of both `weight_bytes` for every
-    older version of its weights. Its host holds `host_bytes` for it."""
+    older version of its weights. Its host holds `host_bytes` + n · `waiting_bytes` for it."""
 
     fixed_bytes: int
     activation_bytes: int
     outside_bytes: int
     host_bytes: int = 0
+    waiting_bytes: int = 0
     weight_bytes: int = 0
 
     def need(self, in_flight: int, versions: int = 0) -> int:
@@ -120,8 +122,16 @@ def memory_of(facts: PartFacts, tables: StrategyTables, sharding: PartSharding) 
     """What a device of the mesh of `tables` holds of a part that is sharded so."""
     sharded = ShardedPart(facts, tables, sharding.choice, sharding.transient)
     held = split_peak(facts, sharded.live_bytes(copies=True), 1, sharded.further_bytes())
+    return with_sums(held, facts.part, sharded.sum_bytes)
+
+
+def with_sums(held: Memory, part: StagePart, bytes_of: Callable[[Iterable[int]], int]) -> Memory:
+    """With what lies on the host, and the weights, by the bytes of a device of some tensors."""
     return replace(
-        held, host_bytes=sharded.host_bytes(), weight_bytes=sharded.sum_bytes(facts.part.weights)
+        held,
+        host_bytes=bytes_of(part.on_host - part.waiting),
+        waiting_bytes=bytes_of(part.waiting),
+        weight_bytes=bytes_of(part.weights),
     )
 
 

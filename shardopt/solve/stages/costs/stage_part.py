@@ -9,14 +9,14 @@ model; `key` names the content, and is the same in every process."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
+from shardopt.graph.offloading import is_worth_a_message
 from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
-from shardopt.graph.residency import MicrobatchLoop, Residency, host_moves
+from shardopt.graph.residency import HostMove, MicrobatchLoop, Residency, host_moves, travels
 from shardopt.graph.structure import structure_of
 from shardopt.hardware.cluster import UNFUSED, Fusing
 from shardopt.solve.sharding.intra_op.graph_kernels import GraphKernels
@@ -34,7 +34,8 @@ class StagePart:
     `source_ops[i]` is the operation of the step that operation i is (a copy of), `source_tensors`
     the same of tensors. `sent` are tensors that other stages read; `loop` is (first, behind the
     last) operation of the body, `arrivals[t]` the operation before which input t comes from another
-    stage, `on_host` the inputs that lie in the memory of the hosts."""
+    stage, `on_host` what lies in the memory of the hosts: inputs, and what the forward makes for
+    the backward."""
 
     graph: OpGraph
     kinds: tuple[Kind, ...]
@@ -53,15 +54,19 @@ class StagePart:
         return Residency(loop, self.arrivals, self.literals, self.on_host)
 
     @cached_property
-    def moves(self) -> tuple[tuple[int, int], ...]:
-        """(fragment, tensor) for every message between devices and hosts."""
+    def moves(self) -> tuple[HostMove, ...]:
+        """Every message of a fragment between devices and hosts."""
         return host_moves(self.graph.ops, self.on_host, {b: a for a, b in self.tied})
 
     @cached_property
     def moves_of(self) -> Mapping[int, int]:
-        """How often an input on the host travels, what replaces it among that."""
-        replaced = {b: a for a, b in self.tied}
-        return Counter(replaced.get(tensor, tensor) for _, tensor in self.moves)
+        """How often in a step what lies on the host travels, what replaces it among that."""
+        return travels(self.moves, {b: a for a, b in self.tied})
+
+    @cached_property
+    def waiting(self) -> frozenset[int]:
+        """What of `on_host` is there once for every microbatch in flight."""
+        return self.on_host.difference(self.graph.inputs)
 
     @cached_property
     def weights(self) -> frozenset[int]:
@@ -310,7 +315,7 @@ class _Cutter:
             for group in groups
             if (group, a) in self.number and (group, b) in self.number
         )
-        carried, literals, on_host = (
+        carried, literals, resting = (
             frozenset(number for (_, source), number in self.number.items() if source in some)
             for some in (step.graph.carried, step.literals, step.on_host)
         )
@@ -322,19 +327,40 @@ class _Cutter:
             loops=tuple(self.loops),
             carried=carried,
         )
+        sent = self._sent(defined)
+        kept = {*sent, *outputs, *literals, *(tensor for pair in tied for tensor in pair)}
         return StagePart(
             graph=graph,
             kinds=kinds,
             source_ops=tuple(self.source_ops),
             source_tensors=tuple(self.source_tensors),
             tied=tied,
-            sent=self._sent(defined),
+            sent=sent,
             loop=loop,
             arrivals={t: at for t, at in self.arrivals.items() if t not in defined},
             literals=literals,
             fusing=step.fusing,
-            on_host=on_host,
+            on_host=resting | self._waiting(kinds, kept),
         )
+
+    def _waiting(self, kinds: Sequence[Kind], kept: Set[int]) -> Set[int]:
+        """What a forward makes for its backward and may rest on the hosts between them: nothing of
+        what is `kept` for somebody else."""
+        if not self.step.activations_on_host:
+            return set()
+        made = {t: op.group for op in self.ops if kinds[op.group] == "forward" for t in op.results}
+        readers: dict[int, set[int]] = {}
+        for op in self.ops:
+            for tensor in op.operands:
+                if made.get(tensor, op.group) != op.group:
+                    readers.setdefault(tensor, set()).add(op.group)
+        return {
+            tensor
+            for tensor, groups in readers.items()
+            if all(kinds[group] == "backward" for group in groups)
+            and tensor not in kept
+            and is_worth_a_message(self.tensors[tensor].size_bytes)
+        }
 
     def _sent(self, defined: Set[int]) -> frozenset[int]:
         """What operations of other layers, or those that anybody may copy, read of what is made

@@ -1,4 +1,5 @@
-"""Stages that keep optimizer state on their hosts: what they cost, and the joint search."""
+"""Stages that lay optimizer state, or activations, on their hosts: what they cost, and the joint
+search."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardopt.graph import offloading
+from shardopt.graph.offloading import MODES
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.assignment.problem import Solution
@@ -14,7 +17,7 @@ from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
-from shardopt.solve.stages.costs.offload import moved_bytes, offload_state
+from shardopt.solve.stages.costs.offload import moved_bytes, offload, offload_state
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharded_part import ShardedPart
 from shardopt.solve.stages.costs.sharders import OptimalSharder, memory_of
@@ -115,16 +118,59 @@ def test_the_update_waits_for_what_travels() -> None:
     assert seconds[1] - seconds[0] == pytest.approx(travels, rel=0.05)
 
 
-def test_stage_cost_and_plan_of_a_choice_hold_the_same() -> None:
-    step = replace(with_momentum(2, 2), fusing=CLUSTER.fusing)
-    part = cut_part(offload_state(step), 0, 2)
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest activation is worth a message."""
+    monkeypatch.setattr(offloading, "_SMALL_BYTES", 0)
+
+
+@pytest.mark.usefixtures("any_size")
+def test_activations_wait_for_the_backward_and_not_for_further_microbatches() -> None:
+    step = with_momentum(3, 2)
+    one = stage_configs(CLUSTER)[0]
+    tables = StrategyTables(candidate_mesh(one, (0,)), CLUSTER)
+    memories, seconds = [], []
+    for mode in ("none", "activations"):
+        part = cut_part(offload(step, mode), 0, 2)
+        facts = PartFacts(part)
+        sharding = OptimalSharder().shard(part, facts, tables)
+        memories.append(memory_of(facts, tables, sharding))
+        seconds.append(sum(sharding.fragment_seconds))
+    plain, offloaded = memories
+    assert part.waiting and part.waiting == part.on_host
+    # What comes from elsewhere, and what goes on to another stage, stays.
+    kept = len(part.waiting) * BYTES
+    assert offloaded.waiting_bytes == kept
+    assert plain.activation_bytes - offloaded.activation_bytes == kept
+    assert offloaded.activation_bytes == BYTES, "what the stage receives"
+    assert offloaded.need(1) == plain.need(1)
+    assert plain.need(3) - offloaded.need(3) == 2 * kept
+    assert all(move.times == 4 for move in part.moves), "once for every microbatch"
+    link = CLUSTER.groups[0].host_link
+    assert link is not None
+    each = link.latency_seconds + BYTES / link.bandwidth_bytes_per_second
+    assert seconds[1] - seconds[0] == pytest.approx(4 * 2 * len(part.waiting) * each)
+
+
+@pytest.mark.usefixtures("any_size")
+def test_nothing_waits_in_the_last_stage() -> None:
+    part = cut_part(offload(with_momentum(3, 2), "activations"), 1, 3)
+    assert not part.waiting
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_stage_cost_and_plan_of_a_choice_hold_the_same(mode: str, in_flight: int) -> None:
+    step = replace(with_momentum(3, 2), fusing=CLUSTER.fusing)
+    part = cut_part(offload(step, mode), 0, 2)
     facts, random = PartFacts(part), np.random.default_rng(0)
     for config in stage_configs(CLUSTER):
         tables = StrategyTables(candidate_mesh(config, range(config.num_devices)), CLUSTER)
         whole = IntraOpTables(
             part.graph, tables.mesh, CLUSTER, linear=part.linear, strategies=tables
         )
-        problem = whole.problem(tied=part.tied, residency=part.residency(1))
+        problem = whole.problem(tied=part.tied, residency=part.residency(in_flight))
         for _ in range(5):
             choice = tuple(int(random.integers(len(cost))) for cost in problem.problem.costs)
             try:
@@ -132,7 +178,7 @@ def test_stage_cost_and_plan_of_a_choice_hold_the_same() -> None:
             except ValueError:  # a value cannot become unreduced
                 continue
             sharded = ShardedPart(facts, tables, choice, ())
-            assert sharded.live_bytes(copies=True).tolist() == plan.live_bytes.tolist()
+            assert sharded.live_bytes(True, in_flight).tolist() == plan.live_bytes.tolist()
 
 
 @pytest.mark.parametrize(
@@ -173,6 +219,65 @@ def test_no_plan_is_shorter_whatever_stages_recompute_and_offload(
     assert found.bound == pytest.approx(best.seconds, rel=1e-12)
     chosen = [configs[stage[2]] for stage in found.stages]
     assert [(config.recompute, config.offload) for config in chosen] == expected
+
+
+@pytest.mark.usefixtures("any_size")
+def test_no_plan_is_shorter_whatever_waits_on_hosts() -> None:
+    """As above, with all modes of offloading, of which some budgets need several; what is known at
+    first is a bound."""
+    configs = tuple(
+        replace(config, offload=mode)
+        for config in stage_configs(CLUSTER)
+        if config.num_devices == 1
+        for mode in MODES
+    )
+    chosen = set()
+    for limit in (10240, 9216, 8192, 7168, 6656, 6144):
+        candidates = CandidateProblem(
+            with_momentum(4, 3), 4, CLUSTER, configs, 4, 2, memory_limit_bytes=(limit,)
+        )
+        eager = LazyStageCosts(candidates)
+        first = eager.problem(one_f_one_b_in_flight)
+        eager.compute_all()
+        known = eager.problem(one_f_one_b_in_flight)
+        which = eager.arrays.candidates
+        for bound, exact in (
+            (first.seconds, known.seconds),
+            (first.fixed_bytes, known.fixed_bytes),
+            (first.activation_bytes, known.activation_bytes),
+        ):
+            assert (bound[which] <= exact[which] * (1 + 1e-12)).all()
+        numbers = range(len(configs))
+        plans = [((0, cut, a), (cut, 4, b)) for cut in (1, 2, 3) for a in numbers for b in numbers]
+        best = min(
+            (evaluate(known, plan) for plan in plans if is_plan(known, plan)),
+            key=lambda plan: plan.seconds,
+        )
+        lazy = LazyStageCosts(candidates, gap_tolerance=0.0, most_solves=10**6)
+        found = lazy.best(one_f_one_b_in_flight, lambda p, start: solve_stages(p, 2, start))
+        assert found.seconds == pytest.approx(best.seconds, rel=1e-12)
+        chosen.update(configs[stage[2]].offload for stage in found.stages)
+    assert {"none", "optimizer", "all"} <= chosen
+
+
+@pytest.mark.usefixtures("any_size")
+def test_what_waits_counts_against_the_host_for_every_microbatch_in_flight() -> None:
+    """A stage of the first layer of four, with up to three behind it."""
+    one = load_cluster("cpu-test:1x2")
+    configs = tuple(
+        replace(config, offload="activations")
+        for config in stage_configs(one)
+        if config.num_devices == 1
+    )
+    waiting = len(cut_part(offload(with_momentum(4, 2), "activations"), 0, 1).waiting) * BYTES
+    for limit, fits in ((4 * waiting, True), (4 * waiting - 1, False)):
+        costs = LazyStageCosts(
+            CandidateProblem(
+                with_momentum(4, 2), 4, one, configs, 8, 2, (None,), host_limit_bytes=(limit,)
+            )
+        )
+        costs.compute_all()
+        assert np.isfinite(costs.problem(one_f_one_b_in_flight).seconds[0, 1]).all() == fits
 
 
 def test_hosts_have_limits_too() -> None:
