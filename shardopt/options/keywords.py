@@ -108,9 +108,9 @@ class PlanKeywords(TypedDict, total=False):
     or all of it; with :K only the first K layers of each stage. Default: 'auto'."""
 
     offload: OffloadChoice
-    """What stages keep in the memory of their hosts between updates: nothing, or the state that
-    only the update uses; auto: what gives the shortest step within the memory. Default:
-    'none'."""
+    """What stages keep in the memory of their hosts: nothing, the state that only the update
+    uses, what the forward of a microbatch makes for its backward, or all of that; auto: what
+    gives the shortest step within the memory. Default: 'none'."""
 
     resharding: ReshardingStrategy
     """How values travel between meshes (docs/concepts/resharding.md); auto: the cheapest for
@@ -281,9 +281,9 @@ class StepKeywords(TypedDict, total=False):
     or all of it; with :K only the first K layers of each stage. Default: 'auto'."""
 
     offload: OffloadChoice
-    """What stages keep in the memory of their hosts between updates: nothing, or the state that
-    only the update uses; auto: what gives the shortest step within the memory. Default:
-    'none'."""
+    """What stages keep in the memory of their hosts: nothing, the state that only the update
+    uses, what the forward of a microbatch makes for its backward, or all of that; auto: what
+    gives the shortest step within the memory. Default: 'none'."""
 
     resharding: ReshardingStrategy
     """How values travel between meshes (docs/concepts/resharding.md); auto: the cheapest for

@@ -18,8 +18,8 @@ error, Shardy's regions have been read before (`shardopt-read-manual-regions`).
    open, a mesh of one device) go.
 2. Constraints become markers; an annotated operation gets a marker behind each result.
 3. `annotations=drop` removes all of it instead; `annotations=require` makes the warning an error.
-
-Memories are not planned: a value that is to be kept in the memory of the host is an error.
+4. In which memory a value is to lie is dropped, with a warning where that is not the devices':
+   what stages offload is for the stage phase to say.
 """
 
 from __future__ import annotations
@@ -45,12 +45,16 @@ from shardopt.passes.importing.user_shardings import (
     read_meshes,
     split_texts,
 )
+from shardopt.support.counts import counted
 
 _MHLO, _SHARDY = "mhlo.sharding", "sdy.sharding"
 _CONSTRAINTS = ("sdy.sharding_constraint", "sdy.reshard")
 # Where an operation works on whole tensors; in the regions of other operations (reducers) it works
 # on their elements.
 _WHOLE = ("func.func", "stablehlo.while", "stablehlo.case", "stablehlo.if")
+
+# Says in which memory its operand is to lie.
+_PLACEMENT = "annotate_device_placement"
 
 # Operations of Shardy that hand their operand on, and those that make nothing.
 _IDENTITIES = (*_CONSTRAINTS, "sdy.propagation_barrier")
@@ -59,22 +63,34 @@ _STATEMENTS = ("sdy.sharding_group",)
 Annotated = ir.Operation | ir.BlockArgument
 
 
-def _refuse_offloading(main: ir.Operation, pm: PassContext) -> None:
-    """Raises where a value is to be kept in another memory than that of the devices."""
-    for op in operations(main, ("stablehlo.custom_call",)):
-        attributes = op.attributes.get("mhlo.frontend_attributes", None)
-        if attributes is None:
-            continue
-        placed = entries(ir.DictAttr(attributes)).get("_xla_buffer_placement")
-        if placed is None or ir.StringAttr(placed).value == "device":
-            continue
-        raise pm.error(
-            op,
-            f"expected values in the memory of the devices, found one to be kept in {placed} "
-            f"({ir.StringAttr(op.attributes['call_target_name']).value}), as checkpoint policies "
-            "that offload ask for; save it on the device (save_only_these_names) or compute it "
-            "again (nothing_saveable)",
+def _drop_placements(main: ir.Operation, pm: PassContext) -> None:
+    """Values lie where the stage phase lays them, whatever memory the program names."""
+    placements = [
+        op
+        for op in operations(main, ("stablehlo.custom_call",))
+        if ir.StringAttr(op.attributes["call_target_name"]).value == _PLACEMENT
+        and len(op.operands) == len(op.results) == 1
+    ]
+    on_hosts = [(op, memory) for op in placements if (memory := _memory(op)) != "device"]
+    if on_hosts:
+        first, memory = on_hosts[0]
+        pm.warning(
+            first,
+            f"the program lays {counted(len(on_hosts), 'value')} into {memory}, as checkpoint "
+            "policies that offload do: they are planned on the devices; with --offload "
+            "activations, or auto, what waits for a backward lies on the hosts",
         )
+    for op in placements:
+        op.results[0].replace_all_uses_with(op.operands[0])
+        op.erase()
+    pm.statistic("placements in memory dropped", len(placements))
+
+
+def _memory(placement: ir.Operation) -> str:
+    attributes = placement.attributes.get("mhlo.frontend_attributes", None)
+    named = {} if attributes is None else entries(ir.DictAttr(attributes))
+    memory = named.get("_xla_buffer_placement")
+    return "device" if memory is None else ir.StringAttr(memory).value
 
 
 @dataclass
@@ -297,8 +313,7 @@ class ReadAnnotations(Pass):
         main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
         if main is None:
             return  # a module without an entry is for the verifier to refuse
-        _refuse_offloading(main, pm)
-        # Behind the refusals: without its annotations, code for one device is wrong all the same.
+        _drop_placements(main, pm)
         if self.annotations == "drop":
             pm.statistic("annotations dropped", _drop(module, main, pm))
         else:

@@ -5,7 +5,6 @@
 // RUN: not shardopt-opt %t/rank.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/rank.mlir
 // RUN: not shardopt-opt %t/count.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/count.mlir
 // RUN: not shardopt-opt %t/manual.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/manual.mlir
-// RUN: not shardopt-opt %t/offloaded.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/offloaded.mlir
 // RUN: shardopt-opt %t/unsupported.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/unsupported.mlir
 // RUN: not shardopt-opt %t/unsupported.mlir --shardopt-read-annotations=annotations=require 2>&1 | FileCheck %t/unsupported.mlir --check-prefix=REQUIRE
 // RUN: shardopt-opt %t/text.mlir --shardopt-read-annotations=annotations=drop | FileCheck %t/text.mlir --check-prefix=DROP
@@ -73,12 +72,4 @@ func.func public @main(%x: tensor<8xf32>, %z: tensor<f32>) -> (tensor<8xf32>, te
     "stablehlo.return"(%s) : (tensor<f32>) -> ()
   }) {dimensions = array<i64: 0>} : (tensor<8xf32>, tensor<f32>) -> tensor<f32>
   return %1, %2 : tensor<8xf32>, tensor<f32>
-}
-
-//--- offloaded.mlir
-// CHECK: offloaded.mlir:[[@LINE+3]]:8: error: expected values in the memory of the devices, found one to be kept in "pinned_host" (annotate_device_placement), as checkpoint policies that offload ask for; save it on the device (save_only_these_names) or compute it again (nothing_saveable)
-func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
-  %d = stablehlo.custom_call @annotate_device_placement(%x) {has_side_effect = true, mhlo.frontend_attributes = {_xla_buffer_placement = "device"}} : (tensor<8xf32>) -> tensor<8xf32>
-  %0 = stablehlo.custom_call @annotate_device_placement(%d) {has_side_effect = true, mhlo.frontend_attributes = {_xla_buffer_placement = "pinned_host"}} : (tensor<8xf32>) -> tensor<8xf32>
-  return %0 : tensor<8xf32>
 }

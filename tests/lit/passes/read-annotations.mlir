@@ -4,6 +4,8 @@
 // RUN: shardopt-opt %t/shardy.mlir --shardopt-read-annotations=annotations=drop --remarks -o %t/dropped.mlir 2>&1 | FileCheck %t/shardy.mlir --check-prefix=REMARK
 // RUN: shardopt-opt %t/gspmd.mlir --shardopt-read-annotations | FileCheck %t/gspmd.mlir
 // RUN: shardopt-opt %t/several.mlir --shardopt-read-annotations | FileCheck %t/several.mlir
+// RUN: shardopt-opt %t/placed.mlir --shardopt-read-annotations -o %t/out.mlir 2>&1 | FileCheck %t/placed.mlir --check-prefix=WARNING
+// RUN: FileCheck %t/placed.mlir < %t/out.mlir
 // RUN: shardopt-opt %t/loop.mlir --shardopt-import=unroll=true | FileCheck %t/loop.mlir
 
 // Signature, constraints, operations; open dimensions, axes that stay whole, parts of axes, meshes written in place.
@@ -86,4 +88,17 @@ func.func public @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
 func.func private @layer(%x: tensor<8x8xf32>) -> (tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"dp"}, {}]>}) {
   %0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
   return %0 : tensor<8x8xf32>
+}
+
+// What memory a value is to lie in, as policies of `jax.checkpoint` say it.
+//--- placed.mlir
+// WARNING: placed.mlir:[[@LINE+5]]:8: warning: the program lays 1 value into pinned_host, as checkpoint policies that offload do: they are planned on the devices; with --offload activations, or auto, what waits for a backward lies on the hosts
+// CHECK-LABEL: func.func public @main
+// CHECK-NEXT: %[[SUM:.*]] = stablehlo.add %arg0, %arg0
+// CHECK-NEXT: return %[[SUM]]
+func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %0 = stablehlo.custom_call @annotate_device_placement(%x) {has_side_effect = true, mhlo.frontend_attributes = {_xla_buffer_placement = "pinned_host"}} : (tensor<8xf32>) -> tensor<8xf32>
+  %1 = stablehlo.custom_call @annotate_device_placement(%0) {has_side_effect = true, mhlo.frontend_attributes = {_xla_buffer_placement = "device"}} : (tensor<8xf32>) -> tensor<8xf32>
+  %2 = stablehlo.add %1, %1 : tensor<8xf32>
+  return %2 : tensor<8xf32>
 }

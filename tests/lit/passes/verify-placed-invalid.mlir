@@ -15,14 +15,14 @@
 // RUN: not shardopt-opt %t.order --shardopt-verify-placed 2>&1 | FileCheck %s --check-prefix=ORDER
 // RUN: sed -e 's/shardopt.in_flight/shardopt.out_flight/' %S/Inputs/placed.mlir > %t.noflight
 // RUN: not shardopt-opt %t.noflight --shardopt-verify-placed 2>&1 | FileCheck %s --check-prefix=NOFLIGHT
-// RUN: sed -e 's/recompute = "full"/offload = "all"/' %S/Inputs/placed.mlir > %t.offload
+// RUN: sed -e 's/recompute = "full"/offload = "everything"/' %S/Inputs/placed.mlir > %t.offload
 // RUN: not shardopt-opt %t.offload --shardopt-verify-placed 2>&1 | FileCheck %s --check-prefix=OFFLOAD
 
 // CLUSTERED: error: expected 'shardopt.layer' of type i64 on 'stablehlo.constant', found none
 // NONE: error: expected attribute 'shardopt.stages' on '@main' (run shardopt-choose-stages first), found none
 // GAP: error: expected layers from 1 on in stage 1 of 'shardopt.stages', found 2 to 2
 // FEW: error: expected all 2 layers in 'shardopt.stages', found 1
-// OFFLOAD: error: expected offload as none or optimizer in stage 0 of 'shardopt.stages', found 'all'
+// OFFLOAD: error: expected offload as none, optimizer, activations or all in stage 0 of 'shardopt.stages', found 'everything'
 // MESH: error: expected recompute as one of none, selective, layer, full, selective:K or layer:K (the first K layers) in stage 0 of 'shardopt.stages', found 'all'
 // MESH: note: expected a mesh of the topology (m0, m1) in stage 1 of 'shardopt.stages', found 'm2'
 // DEVICES: error: expected disjoint meshes, found device 0 in 'm0' and in 'm1'
