@@ -22,9 +22,18 @@ from shardopt.mesh.mesh import Mesh
 
 # Generations of GPUs for which NCCL has constants of its own (`shardopt.cost.nccl`).
 NCCL_GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
-# Of computing while collectives run beside it: the mean over GPT and LLaMA models on four A100,
-# H100, MI210 and MI250 (Lee et al., arXiv 2507.03114, abstract).
-_OVERLAP_SLOWDOWN = 1.189
+# Of products while NCCL's collectives run beside them, which take their multiprocessors and memory:
+# 2.08 ms for 1.18 on an A100 (NVIDIA/nccl#1428), 47 % of the peak for 80 on an H100
+# (forums.developer.nvidia.com/t/337991). Whole steps agree: of GPT and LLaMA models on four A100,
+# H100, MI210 and MI250 all computing is 18.9 % longer, and steps one after the other 10.2 % longer
+# than beside each other (Lee et al., arXiv 2507.03114, abstract). If all collectives are beside f
+# seconds of computing, they take 1.102 * 1.189 f - f = 0.31 f, of which 0.19 f are lost.
+_OVERLAP_SLOWDOWN = 1.73
+# Multiprocessors that exchanges in pieces take from products at most, which are not NCCL's: num_sm
+# (NVIDIA/NeMo, nemo/collections/llm/recipes/tp_overlap_configs/userbuffers.py).
+_PIECES_CORES = 24
+# Tensors that one collective combines at most (XLA, service/gpu/gpu_compiler.cc).
+COMBINED_TENSORS = 256
 # Platforms whose compiler planners know by rules of their own (`sharding.compilers.host`).
 PLATFORMS = ("cpu",)
 DTYPE_FAMILIES = ("f64", "f32", "bf16", "f16", "f8", "i8")
@@ -185,7 +194,10 @@ class HostGroup:
     `overlap` says that programs run collectives beside computing
     (`shardopt.solve.sharding.intra_op.overlap`); with `windowed_products` also those that a product
     waits for, or that wait for one, in pieces. None of the kinds that are `awaited`
-    (`shardopt.cost.collectives`) runs beside anything as a whole.
+    (`shardopt.cost.collectives`) runs beside anything as a whole. Those that do, and reshardings
+    behind all products of their program, are combined up to `combined_bytes`, None for each alone.
+    In pieces products get on by `windowed_share` of the seconds of collectives, None for what the
+    cores that these take leave.
 
     `host_link` is between a device and the memory of its host, in one direction, while all devices
     of the host use theirs; `host_memory_bytes` is that memory. None where nobody said.
@@ -208,6 +220,8 @@ class HostGroup:
     device_links: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
     overlap: bool | None = field(default=None, repr=False)
     windowed_products: bool | None = field(default=None, repr=False)
+    windowed_share: float | None = field(default=None, repr=False)
+    combined_bytes: float | None = field(default=None, repr=False)
     awaited: tuple[str, ...] | None = field(default=None, repr=False)
     price_per_hour: float | None = field(default=None, repr=False)
     host_link: Link | None = field(default=None, repr=False)
@@ -243,6 +257,16 @@ class HostGroup:
     def overlap_share_of(self, kind: str) -> float:
         """That of a collective of this kind as a whole."""
         return 0.0 if kind in (self.awaited or ()) else self.overlap_share
+
+    @property
+    def pieces_share(self) -> float:
+        """That of collectives in pieces, which leave products the other cores."""
+        if not self.overlap:
+            return 0.0
+        if self.windowed_share is not None:
+            return self.windowed_share
+        cores = self.device.kernels.cores if self.device.kernels else None
+        return 1 - _PIECES_CORES / cores if cores else 1.0
 
     def __str__(self) -> str:
         return f"{self.name}:{self.hosts}x{self.devices_per_host}"

@@ -206,6 +206,18 @@ _GROUP_FIELDS = {
         "the other; left out: no",
         None,
     ),
+    "windowed_share": Field(
+        Nullable(SHARE),
+        "by what share of the seconds of collectives in pieces products get on; left out: by what "
+        "the cores that those take leave",
+        None,
+    ),
+    "combined_bytes": Field(
+        Nullable(POSITIVE),
+        "bytes up to which those that run beside computing are combined into one; left out: each "
+        "is alone",
+        None,
+    ),
     "awaited": Field(
         Nullable(Items(Text(choices=COLLECTIVE_KINDS), least=1)),
         "kinds of collectives that run beside nothing all the same; left out: none",

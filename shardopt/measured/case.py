@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from shardopt.hardware.cluster import Cluster, HostGroup
 from shardopt.hardware.cluster_file import describe
-from shardopt.measured.frameworks import framework_of
+from shardopt.measured.frameworks import Framework, framework_of
 from shardopt.measured.layout import RowLayout, layout_of
 from shardopt.measured.machines import machine_of, states_overlap
 from shardopt.measured.rows import Row
@@ -75,11 +75,23 @@ def case_of(row: Row) -> Case:
         )
     if isinstance(spec, ResnetSpec):
         _check_resnet(precision, layout)
+    if machine.overlap and machine.nccl is not None:
+        combined = _combined_bytes(framework, spec, layout, precision)
+        machine = replace(machine, combined_bytes=combined or None)
     how = replace(framework.how, float8=precision == "fp8")
     waits = (states_overlap(row), framework.awaits_messages, framework.sums_together)
     by_fsdp2 = framework.by_fsdp2 and layout.intra_op.endswith("zero3")
     of_zero = (by_fsdp2, framework.buffers_gradients)
     return Case(row, spec, _PRECISIONS[precision], how, *waits, *of_zero, machine, layout)
+
+
+def _combined_bytes(framework: Framework, spec: Spec, layout: RowLayout, precision: str) -> float:
+    """Of weights, in the numbers in which they are gathered."""
+    if not framework.combines_blocks or isinstance(spec, ResnetSpec):
+        return framework.combines
+    blocks = spec.parameters - replace(spec, layers=0).parameters
+    size = 1 if precision == "fp8" else 2
+    return size * blocks * block_layers(spec) / spec.layers / layout.tensor_parts
 
 
 def _padded(spec: Spec, step: int) -> Spec:

@@ -52,16 +52,19 @@ _FLASH2_ON_AMPERE = (
     AttentionRate(64, 0.59, 0.57, 81, 214),
     AttentionRate(128, 0.66, 0.63, 79, 220),
 )
-# The same paper, abstract: the first FlashAttention reaches 25 to 40 % of an A100, which is taken
-# for short and long sequences with heads of 128; with heads of 64 as much less as above.
+# The same paper, section 1: the first FlashAttention reaches 30 to 50 % of an A100 forward, and 25
+# to 35 % backward, which is taken for short and long sequences with heads of 128; with heads of 64
+# as much less as above. A causal mask of 4096 tokens saves it 42 % of the forward pass where half
+# of the blocks are 48 % (Dao-AILab/flash-attention#142: 4.95 and 2.87 ms), so that it is 1.1 times
+# as slow again.
 _FLASH1_ON_AMPERE = (
-    AttentionRate(64, 0.36, 0.36, 81, 214),
-    AttentionRate(128, 0.40, 0.40, 79, 220),
+    AttentionRate(64, 0.45 / 1.1, 0.317, 81, 214),
+    AttentionRate(128, 0.50 / 1.1, 0.35, 79, 220),
 )
 # On an H100 the first was not measured there: it is taken as far behind the second as on an A100.
 _FLASH1_ON_HOPPER = (
-    AttentionRate(64, 0.302 * 0.36 / 0.59, 0.294 * 0.36 / 0.57, 81, 214),
-    AttentionRate(128, 0.339 * 0.40 / 0.66, 0.326 * 0.40 / 0.63, 79, 220),
+    AttentionRate(64, 0.302 * 0.45 / 1.1 / 0.59, 0.294 * 0.317 / 0.57, 81, 214),
+    AttentionRate(128, 0.339 * 0.50 / 1.1 / 0.66, 0.326 * 0.35 / 0.63, 79, 220),
 )
 # Neither was measured on a B200, where the second is taken as far behind cuDNN as on an H100, and
 # the first behind the second. Of what an MI300X reaches in training, forwards and backwards, no
@@ -90,10 +93,11 @@ class Framework:
     the last of them. `ties` says that the embedding is the last product's weight, too. `by_fsdp2`
     says whose ZeRO 3 it is (`shardopt.measured.fsdp2`). `buffers_gradients` has memory for all
     gradients through a step, also of one microbatch. `loops` says that a loop runs over the layers:
-    what their backward pass reads is its result, which nothing computes again. `compiler` is what
-    merges kernels, empty where they are written by hand: compilers compute cheap values again
-    rather than keep them for the backward pass, and XLA's kernels that reduce rows are slower.
-    `how` is what blocks and steps compute otherwise than the plain model."""
+    what their backward pass reads is its result, which nothing computes again. `combines` are the
+    bytes up to which sums of gradients and gathers of weights beside computing are combined into
+    one, `combines_blocks` says that these are the ones of a block. `compiler` is what merges
+    kernels, empty where they are written by hand: compilers compute cheap values again rather than
+    keep them for the backward pass, and XLA's kernels that reduce rows are slower. `how` is what blocks and steps compute otherwise than the plain model."""
 
     attention: str = ""
     merges: bool = True
@@ -112,6 +116,8 @@ class Framework:
     by_fsdp2: bool = False
     buffers_gradients: bool = False
     loops: bool = False
+    combines: float = 0.0
+    combines_blocks: bool = False
     compiler: Literal["", "xla", "inductor"] = ""
     how: Computing = PLAIN
 
@@ -132,6 +138,12 @@ _COMPILED = re.compile(r"\bcompiled?\b|\basync ?tp\b", re.IGNORECASE)
 BY_ALPA = Computing(
     looks_up_by_product=True, carries_copies=True, normalizes_sums=True, sums_narrow=True
 )
+# megatron/core/distributed/distributed_data_parallel_config.py: buckets of 40 million parameters or
+# more (a million for each replica, if that is more); 16 bits of each.
+_BUCKET = 2 * 40e6
+# xla/service/collective_utils.h: what its combiners combine unless flags say otherwise. Of PaxML's
+# only all-reduces have another one (rosetta/projects/pax/xla_flags).
+_BY_XLA = 30.0 * 2**20
 # `_FRAMEWORKS` says where these are from.
 _BY_NEMO = Framework(
     "cudnn",
@@ -141,9 +153,15 @@ _BY_NEMO = Framework(
     splits_sequence=True,
     attends_by="ring",
     pads_vocabulary=128,
+    combines=_BUCKET,
 )
 _BY_MAXTEXT = Framework(
-    "tpu", overlaps=True, between=("all-but-products",), loops=True, compiler="xla"
+    "tpu",
+    overlaps=True,
+    between=("all-but-products",),
+    loops=True,
+    combines=_BY_XLA,
+    compiler="xla",
 )
 # The first pattern found in the source decides; with, in order, where what is said is from.
 _FRAMEWORKS = (
@@ -160,6 +178,7 @@ _FRAMEWORKS = (
             attends_by="ring",
             pads_vocabulary=128,
             buffers_gradients=True,
+            combines=_BUCKET,
             how=Computing(sums_wide=True, entropy="in-passes"),
         ),
     ),
@@ -205,7 +224,10 @@ _FRAMEWORKS = (
     # flash-attn 1.0.3 has it (A100). FSDP gathers ahead and reduces behind (arXiv 2304.11277,
     # section 3.3). PyTorch stops running a block again at the last value that the backward pass
     # reads since 2.1, which is later.
-    (r"llm-foundry|mosaicml", Framework("flash", merges=False, overlaps=True, reruns=True)),
+    (
+        r"llm-foundry|mosaicml",
+        Framework("flash", merges=False, overlaps=True, reruns=True, combines_blocks=True),
+    ),
     # llama3_8b.toml and llama3_70b.toml: compile is false, norm_type is rmsnorm, of operations, and
     # max_norm is 1. scaled_dot_product_attention; selective_ac_option is "op", which saves every
     # second product; SequenceParallel for norms, and activations split by Shard(1) between them
@@ -224,6 +246,7 @@ _FRAMEWORKS = (
             selective="per-operation",
             splits_sequence=True,
             by_fsdp2=True,
+            combines_blocks=True,
             compiler="inductor",
             how=Computing(
                 sums_wide=True, rotates_in_passes=True, repeats_keys=True, entropy="wide"
@@ -253,6 +276,7 @@ _FRAMEWORKS = (
             overlaps=True,
             between=("all-but-products",),
             loops=True,
+            combines=_BY_XLA,
             compiler="xla",
             how=Computing(looks_up_by_product=True, wide_softmax=True),
         ),

@@ -72,20 +72,22 @@ class _Groups:
 
     @property
     def gradient_parts(self) -> float:
-        parts = self.layout.width / self._tensor_parts
+        parts = self.layout.width / self.layout.tensor_parts
         return _WIDE * (self._outside + self.spec.layers * self._block) / parts
 
     @property
     def kept_embedding(self) -> float:
         """A plan has the last product's weight where memory is scarcest, as the loss is taken."""
-        return _NARROW * (self._outside - self.spec.vocab * self.spec.hidden / self._tensor_parts)
+        return _NARROW * (
+            self._outside - self.spec.vocab * self.spec.hidden / self.layout.tensor_parts
+        )
 
     @property
     def last_products(self) -> float:
         """Of the blocks, on one microbatch; tensor parallelism leaves terms of all tokens."""
         assert self.layout.microbatch is not None, "the caller fills in what is open"
         tokens = self.layout.microbatch * self.spec.sequence * self.layout.replicas
-        parts = self.layout.width / self._tensor_parts
+        parts = self.layout.width / self.layout.tensor_parts
         return _NARROW * self.spec.layers * self.spec.hidden * tokens / parts
 
     @property
@@ -105,13 +107,8 @@ class _Groups:
     @property
     def _block(self) -> float:
         of_blocks = self.spec.parameters - replace(self.spec, layers=0).parameters
-        return of_blocks / self.spec.layers / self._tensor_parts
+        return of_blocks / self.spec.layers / self.layout.tensor_parts
 
     @property
     def _outside(self) -> float:
-        return replace(self.spec, layers=0).parameters / self._tensor_parts
-
-    @property
-    def _tensor_parts(self) -> int:
-        splits = any(name in self.layout.intra_op for name in ("sequence", "megatron"))
-        return self.layout.shape[-1] if splits else 1
+        return replace(self.spec, layers=0).parameters / self.layout.tensor_parts

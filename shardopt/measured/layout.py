@@ -68,6 +68,12 @@ class RowLayout:
         return prod(self.shape)
 
     @property
+    def tensor_parts(self) -> int:
+        """Into how many parts tensor parallelism splits a block."""
+        splits = any(name in self.intra_op for name in ("sequence", "megatron"))
+        return self.shape[-1] if splits else 1
+
+    @property
     def splits_optimizer_alone(self) -> bool:
         """Whether every device has all weights that its replica computes with, and ZeRO a part of
         their float32 values, which systems count to the optimizer's state."""

@@ -30,10 +30,13 @@ _PRESETS = (
 )
 
 # Megatron-LM's options by which a row says that collectives run beside computing; and the one for
-# tensor parallelism in pieces. PyTorch's async TP is none of them: it gains 20 to 29 % of a forward
-# pass, but 8 % of a step (discuss.pytorch.org, topic 209487), so most collectives are awaited.
+# tensor parallelism in pieces. PyTorch's async TP gains 20 to 29 % of a forward pass, but 8 % of a
+# step of 70B and of 7B (discuss.pytorch.org, topic 209487). Collectives of tensor parallelism are
+# predicted to take 22 and 32 % of these: products get on by a third and a quarter of that.
 _OVERLAPS = re.compile(r"\boverlap-(grad-reduce|param-gather)\b")
 _WINDOWED = re.compile(r"\btp-comm-overlap\b")
+_ASYNC = re.compile(r"\basync ?tp\b", re.IGNORECASE)
+_ASYNC_SHARE = 0.28
 
 
 def preset_of(hardware: str) -> str:
@@ -67,6 +70,7 @@ def machine_of(row: Row, framework: Framework) -> HostGroup:
         device = replace(device, memory_bytes=_memory(device.memory_bytes, int(stated[1])))
     if stated := re.search(r"([\d.]+) ?tb/s", name):
         device = replace(device, memory_bandwidth=1e12 * float(stated[1]))
+    is_async = bool(_ASYNC.search(row.note))
     inter = group.inter_host
     if row.inter_Gbps_per_host:
         inter = replace(inter, bandwidth_bytes_per_second=1e9 / 8 * row.inter_Gbps_per_host)
@@ -75,7 +79,8 @@ def machine_of(row: Row, framework: Framework) -> HostGroup:
         device=device,
         inter_host=inter,
         overlap=_overlaps(row, framework, group),
-        windowed_products=_is_windowed(row, framework) or group.windowed_products,
+        windowed_products=_is_windowed(row, framework) or is_async or group.windowed_products,
+        windowed_share=_ASYNC_SHARE if is_async else group.windowed_share,
         devices_per_host=row.devices_per_host or group.devices_per_host,
     )
 
@@ -86,7 +91,7 @@ def states_overlap(row: Row) -> bool:
 
 
 def _overlaps(row: Row, framework: Framework, group: HostGroup) -> bool | None:
-    if states_overlap(row) or _is_windowed(row, framework):
+    if states_overlap(row) or _is_windowed(row, framework) or _ASYNC.search(row.note):
         return True
     return group.overlap if framework.overlaps is None else framework.overlaps
 

@@ -216,6 +216,25 @@ def test_a_row_that_states_it_overlaps(gpt: Row) -> None:
     assert pieces.overlap and pieces.windowed_products
     assert case_of(noted).sums_early and not case_of(gpt).sums_early
     assert not case_of(noted).machine.windowed_products
+    titan = replace(gpt, source="torchtitan benchmarks", note="async TP")
+    async_tp = case_of(titan).machine
+    assert async_tp.overlap and async_tp.windowed_products
+    assert async_tp.pieces_share < pieces.pieces_share, "most of it is awaited"
+
+
+def test_collectives_beside_computing_are_combined_as_the_framework_does(gpt: Row) -> None:
+    fsdp = replace(gpt, dp=64, tp=1, pp=1, vpp=1, zero="3", schedule="1f1b")
+    of_a_block = 12 * 12288**2 * 2
+    for source in ("torchtitan benchmarks", "MosaicML llm-foundry training benchmarks"):
+        combined = case_of(replace(fsdp, source=source)).machine.combined_bytes
+        assert combined == pytest.approx(of_a_block, rel=0.01)
+    split = replace(gpt, source="torchtitan benchmarks")  # among eight
+    assert case_of(split).machine.combined_bytes == pytest.approx(of_a_block / 8, rel=0.01)
+    by_xla = replace(fsdp, source="NVIDIA JAX-Toolbox, PaxML GPT")
+    assert case_of(by_xla).machine.combined_bytes == 30 * 2**20
+    assert case_of(replace(by_xla, source="MaxText", hardware="TPU v5e")).machine.nccl is None
+    assert case_of(replace(gpt, note="overlap-grad-reduce")).machine.combined_bytes is None
+    assert case_of(gpt).machine.combined_bytes is None, "nothing is beside computing"
 
 
 @pytest.mark.parametrize("library", ["cudnn", "flash", "flash-2", "tpu"])

@@ -44,10 +44,11 @@ def find_communication(sharded: ShardedOps, cluster: Cluster) -> tuple[Communica
         op = sharded.graph.ops[index]
         communication += reshards.get(index, ())
         for step in strategy.collectives:
-            seconds = links.seconds((step,))
             reduces = step.kind != PERMUTE
-            ends_late = owner.overlap_share_of(step.kind) * (reduces and index in late)
-            beside = max(ends_late, in_pieces_share(owner, op, step))
+            is_late = reduces and index in late
+            seconds = links.combined_seconds(step) if is_late else links.seconds((step,))
+            ends_late = owner.overlap_share_of(step.kind) * is_late
+            beside = ends_late or in_pieces_share(owner, op, step)
             communication.append(
                 Communication(index, op.results[0], step, seconds, op.trips, reduces, beside)
             )
@@ -80,8 +81,9 @@ class _Reshards:
         self.owner = cluster.group_of(sharded.mesh)
         self.links = CommunicationCosts(cluster, sharded.mesh)
         self.producers = sharded.graph.producers()
-        share = self.owner.overlap_share
-        self.is_ready = beside_computing(sharded.graph)[0] if share else _never
+        self.is_ready, self.late = (
+            beside_computing(sharded.graph) if self.owner.overlap_share else (_never, frozenset())
+        )
         self.moves: list[Communication] = []
         # The last collective of each chain that was made, and the ends that were read.
         self.made: dict[tuple[_Value, tuple[Sharding, ...]], int | None] = {}
@@ -112,11 +114,13 @@ class _Reshards:
             self.moves[last] = replace(self.moves[last], seconds=seconds)
 
     def _move(self, index: int, tensor: int, step: Step, extra: float) -> Communication:
-        seconds = self.links.seconds((step,)) + extra
         trips = self.sharded.graph.trips_of(index, tensor, self.producers[tensor])
-        ready = self.owner.overlap_share_of(step.kind) * self.is_ready(index, tensor)
-        beside = max(ready, in_pieces_share(self.owner, self.sharded.graph.ops[index], step))
-        return Communication(index, tensor, step, seconds, trips, False, beside)
+        is_ready = self.is_ready(index, tensor)
+        is_combined = is_ready or index in self.late
+        seconds = self.links.combined_seconds(step) if is_combined else self.links.seconds((step,))
+        ready = self.owner.overlap_share_of(step.kind) * is_ready
+        beside = ready or in_pieces_share(self.owner, self.sharded.graph.ops[index], step)
+        return Communication(index, tensor, step, seconds + extra, trips, False, beside)
 
     def _in_memory(self, tensor: int, sharding: Sharding) -> float:
         """Seconds to write or read a device's share of what would stay inside of a kernel."""

@@ -12,7 +12,11 @@ seconds: at least half of their sum, and at most all of it. A gather for a produ
 the sum that one makes, belong to the third kind unless the compiler takes both in pieces
 (`HostGroup.windowed_products`; Wang et al., "Overlap Communication with Dependent Computation via
 Decomposition", ASPLOS 2023): then they are beside it. Collectives of GPUs run on the cores
-that compute, which gets slower: of b only the share `HostGroup.overlap_share` counts."""
+that compute, which gets slower: of b only the share `HostGroup.overlap_share` counts, in pieces
+`HostGroup.pieces_share`.
+
+Collectives of the first two kinds are combined where `HostGroup.combined_bytes` says so, and so are
+reshardings of what only the end of a program reads."""
 
 from __future__ import annotations
 
@@ -20,11 +24,20 @@ from collections.abc import Callable
 
 from shardopt.cost.collectives import ALL_GATHER, REDUCE_SCATTER, Step
 from shardopt.graph.op_graph import Op, OpGraph
-from shardopt.hardware.cluster import HostGroup
+from shardopt.hardware.cluster import COMBINED_TENSORS, HostGroup
 from shardopt.solve.sharding.kernels.fusion import CHEAP
 
-# No program takes less than this share of what it would take without overlap.
+# No program takes less than this share of what it would take without overlap; nor than that, where
+# collectives are combined.
 LEAST_SHARE = 0.5
+LEAST_SHARE_COMBINED = 1 / (COMBINED_TENSORS + 1)
+
+
+def least_share(group: HostGroup) -> float:
+    """What a program takes at least of its computing and communication one behind the other."""
+    if not group.overlap:
+        return 1.0
+    return LEAST_SHARE if group.combined_bytes is None else LEAST_SHARE_COMBINED
 
 
 def saved_seconds(compute: float, beside: float) -> float:
@@ -34,11 +47,11 @@ def saved_seconds(compute: float, beside: float) -> float:
 
 
 def in_pieces_share(group: HostGroup, op: Op, step: Step) -> float:
-    """`HostGroup.overlap_share` for a step that brings an operand to a product, or away what it
+    """`HostGroup.pieces_share` for a step that brings an operand to a product, or away what it
     makes, if the two are taken in pieces; else 0."""
     if not group.windowed_products or op.name != "dot_general":
         return 0.0
-    return group.overlap_share if step.kind in (ALL_GATHER, REDUCE_SCATTER) else 0.0
+    return group.pieces_share if step.kind in (ALL_GATHER, REDUCE_SCATTER) else 0.0
 
 
 def beside_computing(graph: OpGraph) -> tuple[Callable[[int, int], bool], frozenset[int]]:

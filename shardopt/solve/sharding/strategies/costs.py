@@ -13,7 +13,7 @@ from shardopt.cost.products import Product
 from shardopt.cost.resharding_costs import ArcTable, ReshardingCosts
 from shardopt.graph.attention_use import AttentionUse
 from shardopt.graph.op_graph import Tensor
-from shardopt.hardware.cluster import Cluster, Device
+from shardopt.hardware.cluster import COMBINED_TENSORS, Cluster, Device
 from shardopt.hardware.curves import Curve
 from shardopt.mesh.mesh import Mesh, Sharding
 
@@ -71,13 +71,23 @@ class CommunicationCosts:
 
     def seconds(self, steps: Sequence[Step]) -> float:
         """As `communication_seconds`."""
-        total = 0.0
-        for step in steps:
-            key = (step.kind, step.axes)
-            if key not in self._curves:
-                self._curves[key] = collective_curve(self.cluster, self.mesh, *key)
-            total += self._curves[key].at(step.bytes)
-        return total + _LAUNCH_SECONDS * len(steps)
+        return sum(self._alone(step, step.bytes) for step in steps)
+
+    def combined_seconds(self, step: Step) -> float:
+        """Of a step that is combined with others: its share of the largest collective that they are
+        combined into, or of one of as many tensors as there can be."""
+        alone = self._alone(step, step.bytes)
+        most = self.cluster.group_of(self.mesh).combined_bytes
+        if most is None or step.bytes >= most:
+            return alone
+        share = self._alone(step, most) * step.bytes / most
+        return min(alone, max(share, alone / COMBINED_TENSORS))
+
+    def _alone(self, step: Step, bytes: float) -> float:
+        key = (step.kind, step.axes)
+        if key not in self._curves:
+            self._curves[key] = collective_curve(self.cluster, self.mesh, *key)
+        return self._curves[key].at(bytes) + _LAUNCH_SECONDS
 
 
 def resharding_table(

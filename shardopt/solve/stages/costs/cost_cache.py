@@ -16,7 +16,7 @@ from shardopt.caching.store import active_store, key_of
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import content_of
 from shardopt.mesh.mesh import Mesh
-from shardopt.solve.sharding.intra_op.overlap import LEAST_SHARE
+from shardopt.solve.sharding.intra_op.overlap import least_share
 from shardopt.solve.sharding.strategies.layouts import Layouts
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.bounds import RelaxedLayer
@@ -78,7 +78,7 @@ class CostCache:
     def least_share(self, mesh: Mesh) -> float:
         """What a program takes at least of its computing and communication one behind the
         other."""
-        return LEAST_SHARE if self.cluster.group_of(mesh).overlap else 1.0
+        return least_share(self.cluster.group_of(mesh))
 
     @timed("stage costs: shardings")
     def sharding(self, part: StagePart, mesh: Mesh, sharder: Sharder) -> PartSharding:

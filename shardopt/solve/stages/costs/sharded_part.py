@@ -23,7 +23,7 @@ from shardopt.solve.sharding.intra_op.overlap import (
     saved_seconds,
 )
 from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps, Transient
-from shardopt.solve.sharding.strategies.costs import communication_seconds
+from shardopt.solve.sharding.strategies.costs import CommunicationCosts
 from shardopt.solve.sharding.strategies.strategies import Strategy
 from shardopt.solve.sharding.strategies.tables import OpStrategies, StrategyTables
 from shardopt.solve.stages.costs.part_facts import Held, PartFacts
@@ -59,29 +59,36 @@ class ShardedPart:
             seconds[group] += times * host_seconds(link, self.bytes_of(tensor))
         if not tables.cluster.group_of(tables.mesh).overlap_share:
             return seconds
-        beside += self._beside_seconds()
+        ahead, saved = self._beside_seconds()
+        beside += ahead
+        seconds -= saved
         computing = np.zeros(len(part.kinds))
         for node, op in enumerate(part.graph.ops):
             computing[op.group] += op.repeat * self._strategy(node).compute_seconds
         pairs = zip(computing.tolist(), beside.tolist(), strict=True)
         return seconds - [saved_seconds(*both) for both in pairs]
 
-    def _beside_seconds(self) -> np.ndarray:
+    def _beside_seconds(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of a step in each fragment by which computing gets on beside the collectives of
-        operations: of those that no product waits for, and those of products in pieces."""
+        operations: of those that no product waits for, and those of products in pieces; and those
+        that the first kind saves where it is combined."""
         part, tables = self.facts.part, self.tables
         owner = tables.cluster.group_of(tables.mesh)
         late = beside_computing(part.graph)[1]
-        seconds = np.zeros(len(part.kinds))
+        links = CommunicationCosts(tables.cluster, tables.mesh)
+        seconds, saved = np.zeros(len(part.kinds)), np.zeros(len(part.kinds))
         for node, op in enumerate(part.graph.ops):
             for step in self._strategy(node).collectives:
-                ends_late = node in late and step.kind != PERMUTE
-                share = owner.overlap_share_of(step.kind) * ends_late
-                share = max(share, in_pieces_share(owner, op, step))
-                if share:
-                    each = communication_seconds(tables.cluster, tables.mesh, (step,))
-                    seconds[op.group] += share * op.repeat * each
-        return seconds
+                is_late = node in late and step.kind != PERMUTE
+                share = owner.overlap_share_of(step.kind) * is_late
+                share = share or in_pieces_share(owner, op, step)
+                if not share and not is_late:
+                    continue
+                alone = links.seconds((step,))
+                each = links.combined_seconds(step) if is_late else alone
+                seconds[op.group] += share * op.repeat * each
+                saved[op.group] += op.repeat * (alone - each)
+        return seconds, saved
 
     def _seconds_of(self, node: int) -> float:
         """Of an operation, without reshardings."""

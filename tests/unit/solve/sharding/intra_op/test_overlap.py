@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 
 from shardopt.cost.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Step
 from shardopt.graph.op_graph import Op, OpGraph, Tensor
+from shardopt.hardware.cluster import COMBINED_TENSORS, Cluster, HostGroup
 from shardopt.hardware.cluster_file import load_cluster
+from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.intra_op.overlap import (
     LEAST_SHARE,
     beside_computing,
     in_pieces_share,
+    least_share,
     saved_seconds,
 )
+from shardopt.solve.sharding.strategies.costs import CommunicationCosts
 
 WEIGHT, INPUT, CAST, HIDDEN, GELU, NEXT, GRADIENT, SUM, TOTAL = range(9)
 
@@ -55,8 +59,10 @@ def test_products_in_pieces_are_beside_their_gathers_and_scatters() -> None:
     pieces = replace(plain, windowed_products=True)
     for kind, runs in ((ALL_GATHER, True), (REDUCE_SCATTER, True), (ALL_REDUCE, False)):
         step = Step(kind, ("x",), 1024)
-        assert in_pieces_share(pieces, product, step) == runs * pieces.overlap_share
+        assert in_pieces_share(pieces, product, step) == runs * pieces.pieces_share
         assert in_pieces_share(pieces, add, step) == in_pieces_share(plain, product, step) == 0
+    assert pieces.pieces_share == 1 - 24 / 132 > pieces.overlap_share
+    assert replace(pieces, windowed_share=0.25).pieces_share == 0.25
     alone = replace(pieces, overlap=None)
     assert in_pieces_share(alone, product, Step(ALL_GATHER, ("x",), 1024)) == 0
 
@@ -69,6 +75,32 @@ def test_kinds_that_are_awaited_run_beside_nothing_as_a_whole() -> None:
     product, scatter = Op("dot_general", (0, 1), (2,), None), Step(REDUCE_SCATTER, ("x",), 1024)
     assert in_pieces_share(group, product, scatter) == 1, "in pieces they are permutes"
     assert replace(group, awaited=None).overlap_share_of(REDUCE_SCATTER) == 1
+
+
+def hosts_of(combined_bytes: float | None) -> HostGroup:
+    group = load_cluster("h100-sxm:2x8").groups[0]
+    return replace(group, overlap=True, combined_bytes=combined_bytes)
+
+
+@pytest.mark.parametrize("kind", [ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE])
+def test_small_collectives_take_their_share_of_a_large_one(kind: str) -> None:
+    mesh, most = Mesh("m", (("x", 16),), tuple(range(16))), 1e8
+    steps = [Step(kind, ("x",), bytes) for bytes in (4.0, 1e3, 1e6, most, 4 * most)]
+    links, plain = (
+        CommunicationCosts(Cluster("two hosts", (hosts_of(bytes),)), mesh) for bytes in (most, None)
+    )
+    for step in steps:
+        alone, combined = links.seconds((step,)), links.combined_seconds(step)
+        assert plain.combined_seconds(step) == alone
+        assert alone / COMBINED_TENSORS <= combined <= alone
+        assert (combined < alone) == (step.bytes < most)
+    whole = links.seconds((steps[3],))
+    assert links.combined_seconds(steps[2]) == pytest.approx(whole / 100)
+
+
+def test_bounds_are_lower_where_collectives_are_combined() -> None:
+    groups = (replace(hosts_of(None), overlap=None), hosts_of(None), hosts_of(1e6))
+    assert [least_share(group) for group in groups] == [1, LEAST_SHARE, 1 / (COMBINED_TENSORS + 1)]
 
 
 @given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 1e3))
