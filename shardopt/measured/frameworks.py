@@ -97,7 +97,8 @@ class Framework:
     bytes up to which sums of gradients and gathers of weights beside computing are combined into
     one, `combines_blocks` says that these are the ones of a block. `compiler` is what merges
     kernels, empty where they are written by hand: compilers compute cheap values again rather than
-    keep them for the backward pass, and XLA's kernels that reduce rows are slower. `how` is what blocks and steps compute otherwise than the plain model."""
+    keep them for the backward pass, and XLA's kernels that reduce rows are slower. `how` is what
+    blocks and steps compute otherwise than the plain model."""
 
     attention: str = ""
     merges: bool = True
