@@ -126,6 +126,9 @@ class Framework:
 _UNKNOWN = Framework(compiler="xla")
 # A schedule can be called so, too.
 _EAGER = re.compile(r"\beager\b(?!-1f1b)", re.IGNORECASE)
+# Composer's name for weights in 16 bits and sums of gradients in 32 (mosaicml/composer#2047); PURE
+# has both in 16.
+_SUMS_WIDE = re.compile(r"\bmixed precision default\b", re.IGNORECASE)
 # torchtitan's documentation: async TP requires torch.compile, and so do products in 8 bits for
 # competitive performance.
 _COMPILED = re.compile(r"\bcompiled?\b|\basync ?tp\b", re.IGNORECASE)
@@ -323,6 +326,8 @@ def framework_of(row: Row) -> Framework:
     framework = named or _UNKNOWN
     if not _merges(framework, row):
         framework = replace(framework, merges=False, how=replace(framework.how, in_passes=True))
+    if _SUMS_WIDE.search(row.note):
+        framework = replace(framework, how=replace(framework.how, sums_wide=True))
     library = row.attention.lower()
     if not library:
         return framework

@@ -269,6 +269,8 @@ def test_a_source_names_its_framework(gpt: Row) -> None:
     assert case_of(gpt).how.drops and case_of(gpt).how.clips and not fused(gpt)
     mosaic = replace(gpt, source="MosaicML llm-foundry training benchmarks")
     assert fused(mosaic) and case_of(mosaic).machine.overlap and not case_of(mosaic).how.drops
+    default = replace(mosaic, note="FSDP FULL_SHARD, mixed precision DEFAULT")
+    assert case_of(default).how.sums_wide and not case_of(mosaic).how.sums_wide
     assert case_of(mosaic).layout.recomputation == RowRecomputation(within="whole")
     titan = case_of(replace(gpt, source="torchtitan benchmarks")).layout
     assert (titan.intra_op, titan.recomputation) == ("sequence", RowRecomputation("layer"))
