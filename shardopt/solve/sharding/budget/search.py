@@ -266,11 +266,10 @@ class _Search:
             if more or longer.keys() - kept.keys():
                 copies.update(dict.fromkeys(sorted(more)))
                 kept.update(longer)
-            elif not self._is_within_tolerance(solution.gap):
-                most *= _MORE_WORK
-            elif plan.peak_bytes <= self.limit:
-                break
-            else:
+                continue
+            is_proven = self._is_within_tolerance(solution.gap)
+            if plan.peak_bytes > self.limit:
+                # Whether or not it is the best: with more work it would be found again.
                 self._mend(fewer, problem, shardings[: problem.num_nodes], plan, number)
                 if inner == self.limit and excluding_work > 0:
                     excluding_work -= int(solution.statistics["work"])
@@ -278,9 +277,14 @@ class _Search:
                     if exceeding is not None:
                         excluded.append(exceeding)
                         continue
-                inner -= plan.peak_bytes - self.limit
-                if inner <= 0:
-                    break
+                if is_proven:
+                    inner -= plan.peak_bytes - self.limit
+                    if inner <= 0:
+                        break
+            elif is_proven:
+                break
+            if not is_proven:
+                most *= _MORE_WORK
         if bound == known and self.best is not None and not proven:
             # Not even a linear program came to its end.
             return self._within(model, bound)
