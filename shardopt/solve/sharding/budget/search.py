@@ -247,10 +247,10 @@ class _Search:
                 bound = max(bound, bound if proven else solution.bound)
             if proven or self._is_close(bound) or work <= 0:
                 break
+            closed = relative_gap(self._least_seconds, solution.bound)
+            if solution.status == "infeasible" or self._is_within_tolerance(closed):
+                break
             if not solution.choice:
-                closed = relative_gap(self._least_seconds, solution.bound)
-                if solution.status == "infeasible" or self._is_within_tolerance(closed):
-                    break
                 most *= _MORE_WORK
                 continue
             shardings = solution.choice
