@@ -50,7 +50,7 @@ SCHEDULES = {
 # Cut along tokens; these slices are unequal.
 OF_TOKENS = {"terapipe": 4}
 _SLICES = "3,4,1"
-# Once more, with the state that only updates use on the hosts.
+# Once more, with the state that only updates use on the hosts, or with what waits for a backward.
 OFFLOADED = ("1f1b", "zb-v", "terapipe")
 # These compute another step: nothing to hold against one device.
 WITH_OLD_WEIGHTS = {"pipedream": 4, "pipedream-2bw": 4}
@@ -160,6 +160,7 @@ def rows(
     runs: list[tuple[str, OffloadChoice]] = [
         *((name, "none") for name in (*SCHEDULES, *OF_TOKENS, *WITH_OLD_WEIGHTS)),
         *((name, "optimizer") for name in OFFLOADED),
+        *((name, "activations") for name in OFFLOADED),
     ]
     for schedule, offload in runs:
         plan = plan_for(artifact, schedule, microbatches, offload=offload)
