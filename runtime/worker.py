@@ -302,6 +302,7 @@ class Worker:
         # Executions first: sends fail with what these raise.
         while self._context.in_flight:
             self._context.await_run()
+        self._context.await_stores()
         self._context.sender.drain()
 
     def _finish(self) -> None:

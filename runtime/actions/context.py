@@ -60,6 +60,7 @@ class Context:
     recorder: Recorder | None = None
     # (position of the RUN, what tells when it is done)
     in_flight: deque[tuple[int, Token]] = field(default_factory=deque)
+    storing: list[DeviceArray] = field(default_factory=list)  # on their way to the host
 
     def __post_init__(self) -> None:
         self.buffers = [None] * len(self.program.buffers)
@@ -116,6 +117,12 @@ class Context:
             raise mesh_error(
                 self.host.name, place(self.program, self.step, position), error
             ) from error
+
+    def await_stores(self) -> None:
+        """Wait until the devices have the memory again of what went to their host."""
+        for array in self.storing:
+            array.block_until_ready()
+        self.storing.clear()
 
     def _culprit(self, position: int) -> int:
         """The RUN under way that has failed, if there is one: whoever reads its results sees its

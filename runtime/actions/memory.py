@@ -14,14 +14,24 @@ def copy_action(context: Context, position: int, copy: Copy) -> Action:
 
 
 def move_action(context: Context, position: int, move: Move) -> Action:
-    """Only started here: what reads the other copy waits for it, and so does the memory of this
-    one."""
+    """Nothing runs beside it, so that devices never hold what lies on their host for more than one
+    RUN: fetching begins when what ran before is done, and the next RUN when what is stored is."""
     spec = context.program.buffers[move.output]
 
-    def action() -> None:
+    def fetch() -> None:
+        while context.in_flight:
+            context.await_run()
+        context.await_stores()
+        move_()
+
+    def store() -> None:
+        move_()
+        context.storing.append(context.buffers[move.output])
+
+    def move_() -> None:
         context.buffers[move.output] = context.devices.move(context.buffers[move.input], spec)
 
-    return action
+    return store if spec.memory == "host" else fetch
 
 
 def free_action(context: Context, position: int, free: Free) -> Action:

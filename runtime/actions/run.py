@@ -27,6 +27,7 @@ def run_action(context: Context, position: int, run: Run) -> Action:
             context.recorder.waited()
         while len(in_flight) >= most:
             context.await_run()
+        context.await_stores()
         outputs, token = executable(inputs)
         in_flight.append((position, token))
         for buffer in run.donated:

@@ -66,9 +66,17 @@ def _stage_table(summary: PlanSummary) -> Table:
             backward_text(row),
             seconds_text(row.outside_seconds),
             bytes_text(row.peak_bytes),
-            *(_text(row.host_bytes),) * offloads,
+            *(_on_hosts(row),) * offloads,
         )
     return table
+
+
+def _on_hosts(row: StageRow) -> str:
+    """What a stage lays there; a last stage has nothing that waits for a backward."""
+    if row.offload == "none":
+        return "–"
+    what = row.offload.replace("all", "optimizer, activations")
+    return f"{what}: {bytes_text(row.host_bytes)}" if row.host_bytes else "–"
 
 
 def _exchange_table(summary: PlanSummary) -> Table:
