@@ -25,6 +25,7 @@ from math import fsum
 
 import numpy as np
 
+from shardopt.cost.host_link import host_seconds
 from shardopt.graph.op_graph import MARKER, Op, OpGraph
 from shardopt.graph.residency import Residency, host_moves, travels
 from shardopt.graph.windows import is_far
@@ -50,7 +51,12 @@ from shardopt.solve.sharding.intra_op.lifetimes import (
     with_gaps,
 )
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
-from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, ShardedOps, Transient
+from shardopt.solve.sharding.intra_op.sharded_ops import (
+    FreshCopies,
+    ShardedOps,
+    Transient,
+    local_bytes,
+)
 from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
 from shardopt.solve.sharding.kernels.fusion import Fusion
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses
@@ -312,7 +318,18 @@ class IntraOpProblem:
             for node, tensor in enumerate(self.inputs, len(self.ops))
             if tensor not in self.cheap_to_clone
         )
-        return cost.compute_seconds + cost.communication_seconds + fsum(map(float, inputs))
+        moved = fsum(map(float, inputs)) + self._waiting_seconds(plan)
+        return cost.compute_seconds + cost.communication_seconds + moved
+
+    def _waiting_seconds(self, plan: IntraOpPlan) -> float:
+        """Of what is made and waits on hosts, on its way there and back."""
+        graph, mesh, strategies = self.tables.graph, plan.mesh, self.tables.strategies
+        waiting = self.residency.on_host.difference(graph.inputs)
+        link = strategies.cluster.group_of(mesh).host_link
+        return fsum(
+            times * host_seconds(link, local_bytes(graph, mesh, tensor, plan.shardings[tensor]))
+            for _, tensor, times in host_moves(graph.ops, waiting, {})
+        )
 
     def with_residency(self, residency: Residency) -> IntraOpProblem:
         """The same problem for other facts about memory; only for one without a memory limit, which

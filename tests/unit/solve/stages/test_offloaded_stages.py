@@ -179,6 +179,7 @@ def test_stage_cost_and_plan_of_a_choice_hold_the_same(mode: str, in_flight: int
                 continue
             sharded = ShardedPart(facts, tables, choice, ())
             assert sharded.live_bytes(True, in_flight).tolist() == plan.live_bytes.tolist()
+            assert problem.plan_seconds(plan) == pytest.approx(problem.seconds(choice))
 
 
 @pytest.mark.parametrize(
