@@ -17,21 +17,19 @@ def move_action(context: Context, position: int, move: Move) -> Action:
     """Nothing runs beside it, so that devices never hold what lies on their host for more than one
     RUN: fetching begins when what ran before is done, and the next RUN when what is stored is."""
     spec = context.program.buffers[move.output]
+    stores = spec.memory == "host"
 
-    def fetch() -> None:
-        while context.in_flight:
-            context.await_run()
-        context.await_stores()
-        move_()
+    def action() -> None:
+        if not stores:
+            while context.in_flight:
+                context.await_run()
+            context.await_stores()
+        moved = context.devices.move(context.buffers[move.input], spec)
+        context.buffers[move.output] = moved
+        if stores:
+            context.storing.append(moved)
 
-    def store() -> None:
-        move_()
-        context.storing.append(context.buffers[move.output])
-
-    def move_() -> None:
-        context.buffers[move.output] = context.devices.move(context.buffers[move.input], spec)
-
-    return store if spec.memory == "host" else fetch
+    return action
 
 
 def free_action(context: Context, position: int, free: Free) -> Action:

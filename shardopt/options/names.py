@@ -17,7 +17,7 @@ ReshardingStrategy = Literal["auto", "send_recv", "local_allgather", "broadcast"
 
 OverlapChoice = Literal["auto", "on", "off"]
 
-# What stages keep in the memory of their hosts (`shardopt.graph.streamed_state`).
+# What stages keep in the memory of their hosts (`shardopt.graph.offloading`).
 OffloadChoice = Literal["auto", "none", "optimizer", "activations", "all"]
 
 # Planners of stages. `equal-op` is `equal-layer` on layers of equally many operations, so no

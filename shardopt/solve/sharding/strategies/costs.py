@@ -83,11 +83,11 @@ class CommunicationCosts:
         share = self._alone(step, most) * step.bytes / most
         return min(alone, max(share, alone / COMBINED_TENSORS))
 
-    def _alone(self, step: Step, bytes: float) -> float:
+    def _alone(self, step: Step, size_bytes: float) -> float:
         key = (step.kind, step.axes)
         if key not in self._curves:
             self._curves[key] = collective_curve(self.cluster, self.mesh, *key)
-        return self._curves[key].at(bytes) + _LAUNCH_SECONDS
+        return self._curves[key].at(size_bytes) + _LAUNCH_SECONDS
 
 
 def resharding_table(

@@ -88,8 +88,9 @@ class CostArrays:
         # `fit` asks whether any sharding could do with less than the one at hand.
         self.least_bytes = self.fixed_bytes.copy(), self.activation_bytes.copy()
         self.outside_bytes = np.zeros(self.candidates.shape)
-        # Of a device on its host: all step long, and for every microbatch in flight.
-        self._host_bytes = np.zeros((2, *self.candidates.shape))
+        # Of a device on its host, where something is: all step long, and for every microbatch in
+        # flight.
+        self._host_bytes: dict[Candidate, tuple[int, int]] = {}
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -114,7 +115,7 @@ class CostArrays:
             configs=problem.configs,
             num_devices=tuple(group.num_devices for group in problem.cluster.groups),
             num_microbatches=problem.num_microbatches,
-            seconds=np.where(self._exceeds_hosts(in_flight_of), np.inf, self.seconds),
+            seconds=self._within_hosts(in_flight_of),
             forward_seconds=self._likely_forward_seconds(),
             fixed_bytes=self.fixed_bytes.copy(),
             activation_bytes=self.activation_bytes.copy(),
@@ -128,19 +129,17 @@ class CostArrays:
             weight_bytes=None if self.weight_bytes is None else self.weight_bytes.copy(),
         )
 
-    def _exceeds_hosts(self, in_flight_of: InFlight) -> np.ndarray:
-        """Whether a stage lays more on its hosts than there is room, with as many stages as there
-        can be, bool `[L + 1, L + 1, C]`."""
-        limits, problem = self.problem.host_limit_bytes, self.problem
-        exceeds = np.zeros(self.candidates.shape, dtype=bool)
-        all_step, waiting = self._host_bytes
-        for start, end, c in np.argwhere(all_step + waiting > 0).tolist() if limits else ():
+    def _within_hosts(self, in_flight_of: InFlight) -> np.ndarray:
+        """The seconds, inf where a stage lays more on its hosts than there is room, with as many
+        stages as there can be."""
+        seconds, problem = self.seconds.copy(), self.problem
+        limits = problem.host_limit_bytes or (None,) * len(problem.cluster.groups)
+        for (start, end, c), (all_step, waiting) in self._host_bytes.items():
             limit, behind = limits[problem.configs[c].group], problem.num_layers - end
-            if limit is not None:
-                most = in_flight_of(1 + behind, start + 1 + behind, problem.num_microbatches)
-                need = all_step[start, end, c] + most * waiting[start, end, c]
-                exceeds[start, end, c] = need > limit
-        return exceeds
+            most = in_flight_of(1 + behind, start + 1 + behind, problem.num_microbatches)
+            if limit is not None and all_step + most * waiting > limit:
+                seconds[start, end, c] = np.inf
+        return seconds
 
     def _likely_forward_seconds(self) -> np.ndarray:
         """Where seconds are not exact, the usual share of them; all of them in last stages, which
@@ -275,6 +274,15 @@ class CostArrays:
 
     def _kept(self, recompute: str) -> _Kept:
         """What the forward of every interval keeps for its backward, `[L + 1, L + 1]` each."""
+        if recompute not in self._kept_by:
+            self._kept_by[recompute] = self._find_kept(recompute)
+        return self._kept_by[recompute]
+
+    @cached_property
+    def _kept_by(self) -> dict[str, _Kept]:
+        return {}
+
+    def _find_kept(self, recompute: str) -> _Kept:
         kind, count = split_mode(recompute)
         first = self._kept_alone(kind)
         rest = first if count is None else self._kept_alone("none")
@@ -371,7 +379,8 @@ class CostArrays:
         self.outside_bytes[candidate] = memory.outside_bytes
         if self.weight_bytes is not None:
             self.weight_bytes[candidate] = memory.weight_bytes
-        self._host_bytes[:, *candidate] = memory.host_bytes, memory.waiting_bytes
+        if memory.host_bytes or memory.waiting_bytes:
+            self._host_bytes[candidate] = memory.host_bytes, memory.waiting_bytes
 
     def _leaner(self, candidate: Candidate, plain: Memory) -> Memory:
         """The memory of a stage, whose seconds become those of a leaner sharding where the shortest

@@ -24,6 +24,8 @@ from shardopt.solve.stages.costs.sharders import OptimalSharder, memory_of
 from shardopt.solve.stages.costs.stage_part import cut_part
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
+    StageProblem,
+    StageSolution,
     evaluate,
     is_plan,
     one_f_one_b_in_flight,
@@ -182,6 +184,19 @@ def test_stage_cost_and_plan_of_a_choice_hold_the_same(mode: str, in_flight: int
             assert problem.plan_seconds(plan) == pytest.approx(problem.seconds(choice))
 
 
+def shortest_seconds(known: StageProblem) -> float:
+    """Of all plans of two stages."""
+    numbers = range(len(known.configs))
+    cuts = range(1, known.num_layers)
+    plans = [((0, k, a), (k, known.num_layers, b)) for k in cuts for a in numbers for b in numbers]
+    return min(evaluate(known, plan).seconds for plan in plans if is_plan(known, plan))
+
+
+def searched(candidates: CandidateProblem) -> StageSolution:
+    lazy = LazyStageCosts(candidates, gap_tolerance=0.0, most_solves=10**6)
+    return lazy.best(one_f_one_b_in_flight, lambda problem, start: solve_stages(problem, 2, start))
+
+
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [
@@ -208,16 +223,10 @@ def test_no_plan_is_shorter_whatever_stages_recompute_and_offload(
     )
     eager = LazyStageCosts(candidates)
     eager.compute_all()
-    known = eager.problem(one_f_one_b_in_flight)
-    plans = [((0, cut, a), (cut, 4, b)) for cut in (1, 2, 3) for a in range(4) for b in range(4)]
-    best = min(
-        (evaluate(known, plan) for plan in plans if is_plan(known, plan)),
-        key=lambda plan: plan.seconds,
-    )
-    lazy = LazyStageCosts(candidates, gap_tolerance=0.0, most_solves=10**6)
-    found = lazy.best(one_f_one_b_in_flight, lambda p, start: solve_stages(p, 2, start))
-    assert found.seconds == pytest.approx(best.seconds, rel=1e-12)
-    assert found.bound == pytest.approx(best.seconds, rel=1e-12)
+    found = searched(candidates)
+    best = shortest_seconds(eager.problem(one_f_one_b_in_flight))
+    assert found.seconds == pytest.approx(best, rel=1e-12)
+    assert found.bound == pytest.approx(best, rel=1e-12)
     chosen = [configs[stage[2]] for stage in found.stages]
     assert [(config.recompute, config.offload) for config in chosen] == expected
 
@@ -248,15 +257,8 @@ def test_no_plan_is_shorter_whatever_waits_on_hosts() -> None:
             (first.activation_bytes, known.activation_bytes),
         ):
             assert (bound[which] <= exact[which] * (1 + 1e-12)).all()
-        numbers = range(len(configs))
-        plans = [((0, cut, a), (cut, 4, b)) for cut in (1, 2, 3) for a in numbers for b in numbers]
-        best = min(
-            (evaluate(known, plan) for plan in plans if is_plan(known, plan)),
-            key=lambda plan: plan.seconds,
-        )
-        lazy = LazyStageCosts(candidates, gap_tolerance=0.0, most_solves=10**6)
-        found = lazy.best(one_f_one_b_in_flight, lambda p, start: solve_stages(p, 2, start))
-        assert found.seconds == pytest.approx(best.seconds, rel=1e-12)
+        found = searched(candidates)
+        assert found.seconds == pytest.approx(shortest_seconds(known), rel=1e-12)
         chosen.update(configs[stage[2]].offload for stage in found.stages)
     assert {"none", "optimizer", "all"} <= chosen
 
