@@ -51,7 +51,7 @@ def _subsets(readers: Sequence[tuple[int, Sharding, int]]) -> Iterator[FreshCopi
 
 def excluding(model: BudgetModel, choice: Sequence[int], *, alike: bool) -> Excluded:
     """The assignments with the strategies of `choice`; with `alike` all whose programs hold the
-    same, as only other seconds differ."""
+    same, and cost as much more or less than those of `choice` as the assignments do."""
     nodes = enumerate(choice[: model.first_choice + len(model.choices)])
     return tuple(
         (node, _alike(model.base, node, chosen) if alike else np.array([chosen]))

@@ -8,11 +8,11 @@
 4. Solve within the limit, with values that can be recomputed, for plans faster than the best known.
    Where the plan exceeds the limit because of copies of operands, count these in the problem and
    solve again; where it does for other reasons (scratch space, another order of the finished
-   program), exclude that assignment from a small problem (`exceeding`), or lower the limit of the
-   problem by the excess. The number of rounds is limited. Steps that readers share are paid for
-   once in a small problem (an integer program, `shared_model`), where copies that outlive their
-   first reader or are made again as their value is recomputed count too (`held_copies`), and by
-   prices that move in a larger one.
+   program), exclude that assignment from a small problem (`exceeding`) and those with the same
+   programs, or lower the limit of the problem by the excess. The number of rounds is limited. Steps
+   that readers share are paid for once in a small problem (an integer program, `shared_model`),
+   where copies that outlive their first reader or are made again as their value is recomputed count
+   too (`held_copies`), and by prices that move in a larger one.
 5. If nothing fits: the least peak, by `shardopt.solve.sharding.budget.least_peak`.
 
 The problems of steps 3 and 4 only leave out memory and assignments of which no plan is better than
@@ -144,6 +144,8 @@ class _Search:
     start: tuple[int, ...]
     overlooked: Overlooked
     best: Fit | None = None
+    # No plan of the assignments that are excluded is faster.
+    excluded_bound: float = inf
 
     def run(self) -> Fit:
         whole = BudgetModel(self.problem, find_candidates(self.problem))
@@ -273,7 +275,7 @@ class _Search:
                 self._mend(fewer, problem, shardings[: problem.num_nodes], plan, number)
                 if inner == self.limit and excluding_work > 0:
                     excluding_work -= int(solution.statistics["work"])
-                    exceeding = self._exceeding(model, shardings, number)
+                    exceeding = self._exceeding(model, solution, number)
                     if exceeding is not None:
                         excluded.append(exceeding)
                         continue
@@ -290,17 +292,21 @@ class _Search:
             return self._within(model, bound)
         return self._ended(model, proven, bound)
 
-    def _exceeding(
-        self, model: BudgetModel, choice: tuple[int, ...], number: int
-    ) -> Excluded | None:
-        """Assignments of which no plan within the limit is better than the best, which may be one
-        of this choice; None where these are too many."""
-        plans = ways_to_share(model, self._of_choice(choice), self.limit)
+    def _exceeding(self, model: BudgetModel, solution: Solution, number: int) -> Excluded | None:
+        """Assignments with the programs of this solution, of which the best within the limit is
+        kept; None where these are too many."""
+        plans = ways_to_share(model, self._of_choice(solution.choice), self.limit)
         if plans is None:
             return None
         for plan in plans:
-            self._keep(plan, choice, number)
-        return excluding(model, choice, alike=not plans)
+            self._keep(plan, solution.choice, number)
+        is_proven = self._is_within_tolerance(solution.gap)
+        if is_proven:
+            # Those of others are faster by no more than the best assignment may be.
+            faster = solution.objective - solution.bound
+            seconds = (self.problem.plan_seconds(plan) - faster for plan in plans)
+            self.excluded_bound = min(self.excluded_bound, *seconds, inf)
+        return excluding(model, solution.choice, alike=is_proven or not plans)
 
     def _ended(self, model: BudgetModel, proven: bool, bound: float) -> Fit:
         """The best plan, or the least one where none fits; `proven` says that none can."""
@@ -313,6 +319,7 @@ class _Search:
         return inf if self.best is None else self.best.solution.objective
 
     def _is_close(self, bound: float) -> bool:
+        bound = min(bound, self.excluded_bound)
         return self._is_within_tolerance(relative_gap(self._least_seconds, bound))
 
     def _is_within_tolerance(self, gap: float) -> bool:
@@ -382,7 +389,7 @@ class _Search:
     def _judged(self, solution: Solution, bound: float) -> Solution:
         """Choices of the plain problem, with the bound that holds for all plans within the
         budget."""
-        bound = min(bound, solution.objective)
+        bound = min(bound, self.excluded_bound, solution.objective)
         gap = relative_gap(solution.objective, bound)
         choice = solution.choice[: len(self.problem.problem.costs)]
         status: Status = "optimal" if gap <= OPTIMAL_GAP else "feasible"

@@ -15,7 +15,7 @@ from shardopt.solve.assignment.sharing.held_copies import HeldCopy, with_held
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.assignment.sharing.shared_model import made_again
 from shardopt.solve.sharding.budget import search
-from shardopt.solve.sharding.budget.exceeding import ways_to_share
+from shardopt.solve.sharding.budget.exceeding import excluding, ways_to_share
 from shardopt.solve.sharding.budget.kept_copies import KeptCopy, held_copy
 from shardopt.solve.sharding.budget.model import BudgetModel
 from shardopt.solve.sharding.budget.rematerialization import find_candidates
@@ -162,6 +162,44 @@ def test_an_assignment_is_excluded_only_where_each_of_its_programs_exceeds_the_l
                     assert Counter(map(problem.plan_seconds, fitting)) == Counter(
                         map(problem.plan_seconds, found)
                     )
+
+
+def alike(whole: WholeModel, row: tuple[int, ...], rng: random.Random) -> Iterator[tuple[int, ...]]:
+    """Assignments that are excluded with one, those that are forbidden aside."""
+    excluded = excluding(whole.model, row, alike=True)
+    problem = whole.model.problem(1 << 40, ()).without_memory()
+    for _ in range(10):
+        other = tuple(int(rng.choice(strategies)) for _, strategies in excluded)
+        if other != row and evaluate(problem, other).objective < inf:
+            yield other
+
+
+def test_programs_of_assignments_that_are_excluded_together_differ_by_the_same_seconds() -> None:
+    """So that those of one which fit stand for those of all."""
+    pairs = 0
+    for seed in range(40):
+        rng, most = random.Random(seed), 1 << 40
+        problem = random_problem(seed, 4 + seed % 4)
+        whole = WholeModel(problem)
+        for _ in range(3):
+            if not (choice := random_choice(problem, rng)):
+                continue
+            row = choice + tuple(whole.model.kept(choice))
+            for other in alike(whole, row, rng):
+                ways, others = (
+                    ways_to_share(whole.model, Solution(each, 0.0, 0.0, 0.0, "feasible"), most)
+                    for each in (row, other)
+                )
+                if ways is None or others is None:
+                    continue
+                pairs += len(ways) > 1
+                assert [plan.peak_bytes for plan in ways] == [plan.peak_bytes for plan in others]
+                more = [
+                    problem.plan_seconds(b) - problem.plan_seconds(a)
+                    for a, b in zip(ways, others, strict=True)
+                ]
+                assert more == pytest.approx([more[0]] * len(more), abs=1e-12)
+    assert pairs
 
 
 def found_within(problem: IntraOpProblem) -> dict[int, Fit]:
