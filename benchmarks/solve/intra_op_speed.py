@@ -70,6 +70,7 @@ def measure(path: Path, mesh: str, cluster: str, time_limit: float, more: str = 
     from shardopt.ir.context import make_context
     from shardopt.ir.diagnostics import DiagnosedError
     from shardopt.ir.io import load_module
+    from shardopt.ir.trial import reads_in_child
     from shardopt.pipeline.manager import run_pipeline
 
     hosts, _, width = mesh.partition("x")
@@ -77,6 +78,7 @@ def measure(path: Path, mesh: str, cluster: str, time_limit: float, more: str = 
     for size in width.split("x"):
         per_host *= int(size)
     options = f"mesh={mesh} cluster={cluster}:{hosts}x{per_host} time-limit={time_limit} {more}"
+    reads_in_child()  # as in the commands, which no other process reads for either
     begin, begin_cpu = perf_counter(), process_time()
     with make_context() as context:
         module = load_module(path, context)

@@ -70,3 +70,17 @@ def test_every_kernel_is_compiled(tmp_path: Path) -> None:
         if before.startswith("@njit") and 'inline="always"' not in before
     }
     assert compiled == declared
+
+
+def test_linear_algebra_is_loaded_by_who_calls_it() -> None:
+    code = """
+import sys
+from shardopt.solve.assignment.large.compilation import compiled_by
+assert compiled_by(None)
+assert "scipy.linalg" not in sys.modules
+import numba, numpy
+product = numba.njit(lambda a, b: a @ b)
+assert (product(2 * numpy.eye(2), numpy.ones((2, 2))) == 2).all()
+assert "scipy.linalg" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,15 +10,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from time import monotonic
 
 import numpy as np
 
 from shardopt.solve.assignment.problem import Edge, Problem, Usage
+
+# Where numba asks for BLAS, and by what.
+_BLAS, _ASK = "numba.np.linalg", "ensure_blas"
+_one_at_a_time = Lock()
 
 
 def compiled_by(deadline: float | None, use_kernels: Callable[[], None] | None = None) -> bool:
@@ -35,11 +42,29 @@ def compiled_by(deadline: float | None, use_kernels: Callable[[], None] | None =
 def _compiler(use_kernels: Callable[[], None]) -> Thread:
     def work() -> None:
         _wait_for_other()
-        use_kernels()
+        with _blas_unasked():
+            use_kernels()
 
     thread = Thread(target=work, daemon=True)
     thread.start()
     return thread
+
+
+@contextmanager
+def _blas_unasked() -> Iterator[None]:
+    """With its first kernel numba asks whether SciPy's linear algebra is there, by importing it:
+    half of the time that loading all kernels takes. It asks again when it compiles what calls that,
+    as none of our kernels does."""
+    if find_spec("scipy") is None or not hasattr(linalg := import_module(_BLAS), _ASK):
+        yield
+        return
+    with _one_at_a_time:
+        ask = getattr(linalg, _ASK)
+        setattr(linalg, _ASK, lambda: None)
+        try:
+            yield
+        finally:
+            setattr(linalg, _ASK, ask)
 
 
 _other: subprocess.Popen | None = None
