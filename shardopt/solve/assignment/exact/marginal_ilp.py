@@ -7,6 +7,7 @@ keeps the limit at all times."""
 
 from __future__ import annotations
 
+from itertools import islice
 from math import inf
 from time import monotonic
 
@@ -135,7 +136,7 @@ class _Search:
 
     def _few_times(self) -> tuple[int, ...]:
         """All that matter, where they are no more than one round adds."""
-        times = self.model.binding_times
+        times = tuple(islice(self.model.find_binding_times(), _ROWS_PER_ROUND + 1))
         return times if len(times) <= _ROWS_PER_ROUND else ()
 
     def _gap(self) -> float:

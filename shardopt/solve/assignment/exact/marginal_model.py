@@ -207,10 +207,14 @@ class MarginalModel:
 
     @cached_property
     def binding_times(self) -> tuple[int, ...]:
+        """All of `find_binding_times`."""
+        return tuple(self.find_binding_times())
+
+    def find_binding_times(self) -> Iterator[int]:
         """A time of each largest set of segments that are in memory together, where these can
-        exceed the limit."""
+        exceed the limit, the first first. Each takes about as long as there are segments."""
         limit = self.problem.memory_limit
-        return tuple(
+        return (
             time for time in self._fullest_times() if limit is not None and self._most(time) > limit
         )
 

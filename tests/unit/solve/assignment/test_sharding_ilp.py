@@ -15,6 +15,7 @@ import pytest
 from shardopt.solve.assignment.exact.bucket_elimination import eliminate_all, elimination_order
 from shardopt.solve.assignment.exact.enumeration import enumerate_all, is_tiny
 from shardopt.solve.assignment.exact.marginal_ilp import solve_marginal
+from shardopt.solve.assignment.exact.marginal_model import MarginalModel
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.assignment.search import component_solver
@@ -85,6 +86,23 @@ def test_an_integer_program_ends_by_its_work(seed: int) -> None:
         spent.append(int(str(solution.statistics["work"])))
     assert spent == sorted(spent) and spent[0] < spent[-1]
     assert solution.status == "optimal"
+
+
+def test_no_more_times_are_looked_at_than_one_round_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems may have tens of thousands, each as long as all segments."""
+    looked_at = list[int]()
+    held_at_most = MarginalModel._most
+
+    def counting(model: MarginalModel, time: int) -> int:
+        looked_at.append(time)
+        return held_at_most(model, time)
+
+    monkeypatch.setattr(MarginalModel, "_most", counting)
+    nodes, sizes = range(200), np.array([2, 1])
+    usages = tuple((Usage(node, node + 2, sizes),) for node in nodes)
+    problem = Problem((np.array([0.0, 1.0]),) * len(nodes), (), usages, 3, len(nodes) + 1)
+    assert solve_marginal(problem).objective == 100
+    assert len(looked_at) < 30
 
 
 def test_integer_program_after_presolve_agrees_with_brute_force(
