@@ -34,7 +34,7 @@ class SeenPlan:
 class Mixture:
     """`prices` float64 `[times]` are seconds of a byte. A plan makes the mixture cheaper if what it
     costs at these prices is less than `paid`. `excess` is what the mixture holds above the limit,
-    as a share of that."""
+    as a share of that, or in bytes where the limit is 0."""
 
     prices: np.ndarray
     paid: float
@@ -43,17 +43,18 @@ class Mixture:
 
 def cheapest_mixture(plans: Sequence[SeenPlan], limit: int, dearness: float) -> Mixture:
     """The mixture of least seconds within the limit, which it may exceed for `dearness` seconds
-    each time the limit."""
+    each time the limit, or for each byte where that is 0."""
+    unit = max(limit, 1)
     times = sorted({int(plan.live_bytes.argmax()) for plan in plans})
     while True:
         shares, excess, paid, prices = _solved(plans, times, limit, dearness)
         held = sum(share * plan.live_bytes for share, plan in zip(shares, plans, strict=True))
         worst = int(np.argmax(held))
-        if worst in times or held[worst] <= limit * (1 + excess + _ROUNDING):
+        if worst in times or held[worst] <= limit + unit * (excess + _ROUNDING):
             break
         times = sorted((*times, worst))
     of_time = np.zeros(len(plans[0].live_bytes))
-    of_time[times] = prices / limit
+    of_time[times] = prices / unit
     return Mixture(of_time, paid, excess)
 
 
@@ -64,18 +65,18 @@ def _solved(
     at the times."""
     from ortools.math_opt.python import mathopt
 
-    model = mathopt.Model()
+    model, unit = mathopt.Model(), max(limit, 1)
     shares = [model.add_variable(lb=0.0) for _ in plans]
     excess = model.add_variable(lb=0.0)
     whole = model.add_linear_constraint(mathopt.fast_sum(shares) == 1.0)
     held = [
         model.add_linear_constraint(
             mathopt.fast_sum(
-                share * float(plan.live_bytes[time] / limit)
+                share * float(plan.live_bytes[time] / unit)
                 for share, plan in zip(shares, plans, strict=True)
             )
             - excess
-            <= 1.0
+            <= limit / unit
         )
         for time in times
     ]

@@ -95,6 +95,13 @@ def test_memory_gets_dearer_until_a_mixture_is_within_the_limit() -> None:
     assert small.priced(both.prices) == pytest.approx(both.paid)
 
 
+def test_within_nothing_each_byte_is_above_the_limit() -> None:
+    mixture = cheapest_mixture([SeenPlan((0,), 1.0, np.array([30, 10]))], 0, 2.0)
+    assert mixture.excess == pytest.approx(30.0)
+    assert mixture.prices.tolist() == pytest.approx([2.0, 0.0])
+    assert fit(build_problem(mlp(8, 8, 2), PAIR, CLUSTER), 0).plan is None
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_prices_of_a_mixture_are_dual_to_its_seconds(seed: int) -> None:
     """No mixture within the limit is cheaper than what the prices say, and some mixture is not
