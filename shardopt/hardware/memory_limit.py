@@ -36,9 +36,9 @@ def memory_limit(device: Device, fraction: float, budget: str) -> int | None:
     return parse_bytes(budget) if budget else int(fraction * device.memory_bytes) or None
 
 
-def host_memory_limit(group: HostGroup, stages_per_mesh: int = 1) -> int | None:
-    """Bytes that each stage may keep on a host for one of its devices: an equal part of its memory
-    for all; None where that is not known."""
+def host_memory_limit(group: HostGroup) -> int | None:
+    """Bytes that may lie on a host for one of its devices: an equal part of its memory for all;
+    None where that is not known."""
     if group.host_memory_bytes is None:
         return None
-    return group.host_memory_bytes // (group.devices_per_host * stages_per_mesh)
+    return group.host_memory_bytes // group.devices_per_host

@@ -20,7 +20,6 @@ from shardopt.frontend.planning.step_search import (
     comparison,
     grow_layers,
     microbatch_choices,
-    schedule_choices,
 )
 from shardopt.frontend.plans.from_plan_file import check_model
 from shardopt.frontend.plans.loaded_modules import LoadedModules
@@ -173,7 +172,7 @@ def _search(
     if options.microbatches is None:
         choices = microbatch_choices(module, options, run)
     if options.schedule == SEARCH:
-        best, attempts = best_choice(module, schedule_choices(choices), run, ALIKE)
+        best, attempts = best_choice(module, choices, run, ALIKE)
         handler(_remark("schedules", comparison(best, best_by_schedule(attempts))))
         options = best.choice.options
     elif options.microbatches is None:

@@ -5,12 +5,12 @@ the stages for values, compare.
                      ├─ clone ─▶ …                                            the least wins
                      └─ clone ─▶ …
 
-The import phase has run once, before. Every number of microbatches is tried, with every schedule
-where these are searched, too, but the stage phase
-gives up as soon as costs say that one stage alone takes longer than the best step so far
-(`faster-than`): that is what too small microbatches come to. The costs of equal stages are found
-once for all (`shardopt.caching`). Layers get more as long as that shortens the step: cutting every
-layer in two leaves all stages of before, and adds some."""
+The import phase has run once, before, and what comes before the stages runs once for all schedules.
+Every number of microbatches is tried, with every schedule where these are searched, too, but the
+stage phase gives up as soon as costs say that no step is shorter than the best so far
+(`faster-than`): that is what too small microbatches come to, and most schedules. The costs of equal
+stages are found once for all (`shardopt.caching`). Layers get more as long as that shortens the
+step: cutting every layer in two leaves all stages of before, and adds some."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import TYPE_CHECKING
 
+from shardopt.caching.memory import remembering
 from shardopt.options.plan_options import PlanOptions
-from shardopt.schedule.schedules import planned_schedules
+from shardopt.schedule.schedules import SEARCH, planned_schedules
 from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
 
@@ -81,12 +82,13 @@ def microbatch_choices(
     )
 
 
-def schedule_choices(choices: Iterable[Choice]) -> tuple[Choice, ...]:
-    """Each choice with each schedule that stages can be planned for; those of one stage a mesh
-    first, as most of what they cost serves all."""
+def schedule_choices(choice: Choice) -> tuple[Choice, ...]:
+    """The choice with each schedule that stages can be planned for, or as it is where these are not
+    searched; those of one stage a mesh first, as most of what they cost serves all."""
+    if choice.options.schedule != SEARCH:
+        return (choice,)
     return tuple(
         Choice(f"{choice.name}, {name}".removeprefix(", "), replace(choice.options, schedule=name))
-        for choice in choices
         for name in planned_schedules()
     )
 
@@ -129,16 +131,19 @@ def best_choice(
 
     attempts = []
     best: Attempt | None = None
-    for choice in choices:
-        limit = best.step_seconds * (1 - margin) if best and best.step_seconds else None
-        attempt = _try(choice, copy_of(module), run, limit)
-        attempts.append(attempt)
-        if attempt.step_seconds is None or (limit and attempt.step_seconds >= limit):
-            _forget(attempt)
-            continue
-        if best is not None:
-            _forget(best)
-        best = attempt
+    with remembering():
+        for choice in choices:
+            clustered = _cluster(choice, copy_of(module), run)
+            for each in schedule_choices(choice):
+                limit = best.step_seconds * (1 - margin) if best and best.step_seconds else None
+                attempt = _plan_stages(each, clustered, run, limit)
+                attempts.append(attempt)
+                if attempt.step_seconds is None or (limit and attempt.step_seconds >= limit):
+                    _forget(attempt)
+                    continue
+                if best is not None:
+                    _forget(best)
+                best = attempt
     if best is None:
         raise attempts[-1].refusal or UserError("nothing to try")
     return best, tuple(attempts)
@@ -177,27 +182,55 @@ def _try(
     choice: Choice, module: ir.Module, run: RunPhase, faster_than: float | None = None
 ) -> Attempt:
     """Plan the stages, as long as a step may take less than `faster_than` seconds."""
+    return _plan_stages(choice, _cluster(choice, module, run), run, faster_than)
+
+
+def _cluster(choice: Choice, module: ir.Module, run: RunPhase) -> Attempt:
+    """Run the phases before that of the stages, which no schedule changes."""
+    from shardopt.dialect.program import read_program
+
     attempt = Attempt(choice, module)
     try:
-        _plan_stages(attempt, run, faster_than)
+        for phase in PHASES[:-1]:
+            _run_phase(attempt, phase, run)
+        attempt.num_layers = _count_layers(read_program(module).body_ops)
     except UserError as error:
         attempt.refusal = error
     return attempt
 
 
-def _plan_stages(attempt: Attempt, run: RunPhase, faster_than: float | None) -> None:
+def _plan_stages(
+    choice: Choice, clustered: Attempt, run: RunPhase, faster_than: float | None
+) -> Attempt:
+    """Go on from `clustered`, which stays as it is."""
     from shardopt.dialect.prediction import read_prediction
     from shardopt.dialect.program import read_program
-    from shardopt.ir.io import module_bytecode
+    from shardopt.ir.rewriting import copy_of
 
-    for phase in PHASES:
-        more = f" faster-than={faster_than!r}" if phase == "stage" and faster_than else ""
-        run(attempt.module, phase, attempt.choice.options, attempt.diagnostics.append, more)
-        attempt.forms.append((phase, module_bytecode(attempt.module)))
-        if phase == "cluster":
-            attempt.num_layers = _count_layers(read_program(attempt.module).body_ops)
+    attempt = replace(
+        clustered,
+        choice=choice,
+        module=copy_of(clustered.module),
+        forms=[*clustered.forms],
+        diagnostics=[*clustered.diagnostics],
+    )
+    if attempt.refusal is not None:
+        return attempt
+    try:
+        _run_phase(attempt, PHASES[-1], run, f" faster-than={faster_than!r}" if faster_than else "")
+    except UserError as error:
+        attempt.refusal = error
+        return attempt
     prediction = read_prediction(read_program(attempt.module).loop)
     attempt.step_seconds = prediction.step_seconds if prediction else None
+    return attempt
+
+
+def _run_phase(attempt: Attempt, phase: str, run: RunPhase, more: str = "") -> None:
+    from shardopt.ir.io import module_bytecode
+
+    run(attempt.module, phase, attempt.choice.options, attempt.diagnostics.append, more)
+    attempt.forms.append((phase, module_bytecode(attempt.module)))
 
 
 def _count_layers(ops: Iterable[ir.Operation]) -> int:

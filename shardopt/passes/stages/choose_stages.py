@@ -77,7 +77,7 @@ class ChooseStages(Pass):
     memory_fraction: float = plan_option("memory_fraction")
     memory_budget: str = plan_option("memory_budget")
     faster_than: float = option(
-        0.0, help="seconds: give up early if no step can be shorter; 0 takes any step"
+        0.0, help="seconds: refuse steps that are no shorter, early where it is certain; 0: none"
     )
     plan: str = plan_option("plan")
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
+from shardopt.caching.memory import remembered
+from shardopt.caching.store import key_of
 from shardopt.dialect.manual import MANUAL, read_region
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import PlannedPrediction
@@ -15,7 +17,9 @@ from shardopt.dialect.program import StepProgram
 from shardopt.graph.offloading import MODES as OFFLOAD_MODES
 from shardopt.graph.recomputed_units import MODES, searched_modes
 from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster_file import content_of
 from shardopt.hardware.memory_limit import host_memory_limit, memory_limit
+from shardopt.ir.io import module_bytecode
 from shardopt.ir.rewriting import operations
 from shardopt.mesh.mesh import axes_text
 from shardopt.passes.base import PassContext
@@ -29,13 +33,14 @@ from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.candidates import CandidateProblem, check_number
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
 from shardopt.solve.stages.costs.recomputation import can_recompute
+from shardopt.solve.stages.search.costs_by_kind import CostsByKind
 from shardopt.solve.stages.search.plan_file_stages import (
     candidate_filter,
     fixed_stages,
     plan_file_planner,
     with_plan_file_configs,
 )
-from shardopt.solve.stages.search.plan_search import PlanSearch, search_plans
+from shardopt.solve.stages.search.plan_search import NoneIsShorter, PlanSearch, search_plans
 from shardopt.solve.stages.search.shared_meshes import sharing_planner
 from shardopt.support.errors import UserError
 
@@ -87,9 +92,15 @@ class StageChooser:
                 self.options.mcmc_proposals,
             ),
         )
-        problem = self._extract(program, planner, request, kind)
-        search = self._solve(program, problem, planner, request, kind)
+        costs = self._costs(program, planner, request, kind)
+        problem = costs.candidates
+        search = self._solve(program, costs, planner, request, kind)
         best = search.best
+        if self.options.faster_than and best.step_seconds >= self.options.faster_than:
+            raise NoneIsShorter(
+                f"a step takes {best.step_seconds:.4g} s, no less than "
+                f"{self.options.faster_than:.4g} s"
+            )
         steps = ", ".join(
             f"{each.schedule} {each.step_seconds:.3g} s" for each in search.best_by_schedule
         )
@@ -119,14 +130,30 @@ class StageChooser:
             planner = plan_file_planner(planner, self.file_stages, self.cluster)
         return planner
 
-    def _extract(
+    def _costs(
         self,
         program: StepProgram,
         planner: BaselinePlanner,
         request: PlannerInput,
         kind: ScheduleKind,
+    ) -> LazyStageCosts:
+        """The costs of stages under the schedules of a kind. A search over schedules finds what
+        they share once."""
+
+        def key() -> str:
+            options = replace(self.options, schedule=AUTO, faster_than=0.0)
+            return key_of(module_bytecode(program.module), repr(options), content_of(self.cluster))
+
+        every_kind = remembered(
+            "stage costs", key, lambda: CostsByKind(self._extract(program, planner, request))
+        )
+        return every_kind.of(kind)
+
+    def _extract(
+        self, program: StepProgram, planner: BaselinePlanner, request: PlannerInput
     ) -> CandidateProblem:
-        """The step by layers, and the configs that its stages may have."""
+        """The step by layers, and the configs that its stages may have, where each has a mesh of
+        its own."""
         options, cluster = self.options, self.cluster
         step, input_kinds = read_step(program, options.batch_args)
         step = replace(step, fusing=cluster.fusing)
@@ -134,8 +161,6 @@ class StageChooser:
             memory_limit(group.device, options.memory_fraction, options.memory_budget)
             for group in cluster.groups
         ]
-        # Stages of one mesh share its memory: the search gives each of them an equal part.
-        each = kind.stages_per_mesh
         configs = open_configs(cluster, options.submesh, options.logical_shape, options.intra_op)
         modes: tuple[str, ...] = (options.recompute,)
         if options.recompute == "auto":
@@ -160,12 +185,10 @@ class StageChooser:
             configs=configs,
             num_microbatches=program.num_microbatches,
             num_stages=len(self.file_stages) or request.num_stages,
-            memory_limit_bytes=tuple(None if limit is None else limit // each for limit in limits),
+            memory_limit_bytes=tuple(limits),
             input_kinds=input_kinds,
             allowed=candidate_filter(self.file_stages, cluster),
-            stages_per_mesh=kind.model_stages_per_mesh,
-            host_limit_bytes=tuple(host_memory_limit(group, each) for group in cluster.groups),
-            weight_ages=kind.weight_ages,
+            host_limit_bytes=tuple(map(host_memory_limit, cluster.groups)),
         )
 
     def _offload_modes(self) -> tuple[str, ...]:
@@ -194,12 +217,13 @@ class StageChooser:
     def _solve(
         self,
         program: StepProgram,
-        problem: CandidateProblem,
+        stage_costs: LazyStageCosts,
         planner: BaselinePlanner,
         request: PlannerInput,
         kind: ScheduleKind,
     ) -> PlanSearch:
-        stage_costs, transfers = LazyStageCosts(problem), problem.transfers()
+        problem = stage_costs.candidates
+        transfers = problem.transfers()
         schedules: tuple[str, ...] = (kind.name,)
         if self.options.schedule == AUTO:
             # Without gradients nothing tells a forward-only program from one layer that trains.
@@ -209,6 +233,8 @@ class StageChooser:
             return search_plans(
                 stage_costs, schedules, transfers, planner, request, faster_than=beat
             )
+        except NoneIsShorter:
+            raise
         except UserError as error:
             message = "; ".join((str(error), *stage_costs.refusals))
             raise self._with_regions(message, problem, program) from error

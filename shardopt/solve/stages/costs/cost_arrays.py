@@ -12,7 +12,7 @@ known to the last."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -56,21 +56,31 @@ class _Kept:
 @dataclass(eq=False)
 class CostArrays:
     """`level[i, j, c]` says what is known; seconds are those of one microbatch. `refusals`: why
-    methods do not apply to some stages, each reason once."""
+    methods do not apply to some stages, each reason once. `like`: arrays of a problem that differs
+    in its memory and in how stages share meshes alone."""
 
     problem: CandidateProblem
     cost_cache: CostCache
+    like: InitVar[CostArrays | None] = None
     refusals: dict[str, None] = field(default_factory=dict)
+    _kept_by: dict[str, _Kept] = field(default_factory=dict)
+    _kept_of: dict[str, _Kept] = field(default_factory=dict)
     _parts: dict[tuple[int, int, str, str], StagePart] = field(default_factory=dict)
     _part_of_content: dict[tuple[str, str, bytes], StagePart] = field(default_factory=dict)
     _part_of_key: dict[str, StagePart] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, like: CostArrays | None) -> None:
         problem = self.problem
         self.candidates = self._once()
         self.level = np.full(self.candidates.shape, ROOFLINE, dtype=np.int8)
         self.forward_seconds = np.zeros(self.candidates.shape)
-        self.layers = LayerBounds(problem, self.meshes, self.cost_cache)
+        if like is None:
+            self.layers = LayerBounds(problem, self.meshes, self.cost_cache)
+        else:
+            self.layers = like.layers.within(problem)
+            self._kept_by, self._kept_of = like._kept_by, like._kept_of
+            self._parts, self._part_of_content = like._parts, like._part_of_content
+            self._part_of_key = like._part_of_key
         self.seconds: np.ndarray = np.full(self.candidates.shape, np.inf)
         for c in range(len(problem.configs)):
             for ends, last in ((slice(None, -1), False), (slice(-1, None), True)):
@@ -88,6 +98,10 @@ class CostArrays:
         # `fit` asks whether any sharding could do with less than the one at hand.
         self.least_bytes = self.fixed_bytes.copy(), self.activation_bytes.copy()
         self.outside_bytes = np.zeros(self.candidates.shape)
+        if like is not None:
+            for c in range(len(problem.configs)):
+                for last in (False, True):
+                    self._spread_bounds(c, last)
         # Of a device on its host, where something is: all step long, and for every microbatch in
         # flight.
         self._host_bytes: dict[Candidate, tuple[int, int]] = {}
@@ -278,10 +292,6 @@ class CostArrays:
             self._kept_by[recompute] = self._find_kept(recompute)
         return self._kept_by[recompute]
 
-    @cached_property
-    def _kept_by(self) -> dict[str, _Kept]:
-        return {}
-
     def _find_kept(self, recompute: str) -> _Kept:
         kind, count = split_mode(recompute)
         first = self._kept_alone(kind)
@@ -313,10 +323,6 @@ class CostArrays:
             made, entering, movable = rows.T
             self._kept_of[mode] = _Kept(made, np.append(entering, 0.0), movable)
         return self._kept_of[mode]
-
-    @cached_property
-    def _kept_of(self) -> dict[str, _Kept]:
-        return {}
 
     def _spread_bounds(self, c: int, last: bool) -> None:
         """Every interval on a config costs its layers at least."""

@@ -12,6 +12,7 @@ have the bound of one mode and the others that of another."""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,6 +79,16 @@ class LayerBounds:
         self.seconds, self._rest_seconds = self._roofs() / self.problem.num_microbatches
         self.within_seconds = np.zeros((len(_WORTHS), *self.seconds.shape))
         self._level = np.full(self.seconds.shape, _ROOFLINE, dtype=np.int8)
+
+    def within(self, problem: CandidateProblem) -> LayerBounds:
+        """These bounds for a problem that differs in its memory and in how stages share
+        meshes: what is bounded without the memory holds there, too."""
+        others = copy.copy(self)
+        others.problem, others.byte_seconds = problem, {}
+        others.seconds = self.seconds.copy()
+        others.within_seconds = np.zeros_like(self.within_seconds)
+        others._level = np.minimum(self._level, _WHOLE)
+        return others
 
     def sums(self, c: int, last: bool) -> np.ndarray:
         """Of every interval on a config, `[L + 1, L + 1]`."""

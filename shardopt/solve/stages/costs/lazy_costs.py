@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from math import ceil
 
 import numpy as np
@@ -76,11 +76,19 @@ class LazyStageCosts:
     candidates: CandidateProblem
     gap_tolerance: float = GAP
     most_solves: int = MOST_SOLVES
+    like: InitVar[LazyStageCosts | None] = None
     arrays: CostArrays = field(init=False)
     _spent_on_others: int = field(init=False, default=0)
 
-    def __post_init__(self) -> None:
-        self.arrays = CostArrays(self.candidates, CostCache(self.candidates.cluster))
+    def __post_init__(self, like: LazyStageCosts | None) -> None:
+        arrays = None if like is None else like.arrays
+        cache = CostCache(self.candidates.cluster) if arrays is None else arrays.cost_cache
+        self.arrays = CostArrays(self.candidates, cache, arrays)
+
+    def within(self, problem: CandidateProblem) -> LazyStageCosts:
+        """The costs of a problem that differs in its memory and in how stages share meshes, with
+        all that is known of equal stages and layers."""
+        return LazyStageCosts(problem, self.gap_tolerance, self.most_solves, self)
 
     @property
     def counts(self) -> CostCounts:

@@ -32,7 +32,7 @@ from shardopt.solve.stages.dp.infeasible import leanest_plan
 from shardopt.solve.stages.dp.stage_dp import least_longest_stage, solve_stages
 from shardopt.solve.stages.search.contest import Contest, RefinedCosts
 from shardopt.solve.stages.search.rerank import SimulatedPlan, simulate_plan
-from shardopt.solve.stages.search.shared_meshes import mean_in_flight
+from shardopt.solve.stages.search.shared_meshes import least_busy_seconds, mean_in_flight
 from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageProblem,
@@ -40,6 +40,11 @@ from shardopt.solve.stages.stage_problem import (
     StageSolution,
 )
 from shardopt.support.errors import UserError
+
+
+class NoneIsShorter(UserError):
+    """No step is shorter than what was asked for."""
+
 
 NUM_PLANS = 8  # plans of the DP that are simulated at a time
 MOST_ROUNDS = 4  # times that new costs may bring other plans forward
@@ -130,8 +135,8 @@ def search_plans(
     """The best plan over `schedules` of those that `planner` looks at.
 
     Raises UserError that says what is missing under the schedule that holds the fewest
-    microbatches, if none has a plan; and as soon as costs make it certain that no step is shorter
-    than `faster_than` seconds."""
+    microbatches, if none has a plan; NoneIsShorter as soon as costs make it certain that no step is
+    shorter than `faster_than` seconds."""
     lean_first = [*schedules]
     # Leanest first: its plans serve the schedules after it, and its error says what no schedule
     # avoids.
@@ -231,15 +236,19 @@ class _Search:
 
 
 def _check_speed(problem: StageProblem, seconds: float) -> None:
-    """Raises UserError if one stage of any plan takes so many seconds a step, by costs that may be
-    lower bounds."""
-    if np.isfinite(seconds) and problem.stages_per_mesh == 1:
-        least = problem.num_microbatches * least_longest_stage(problem)
-        if least >= seconds:
-            raise UserError(
-                f"one stage alone takes {least:.4g} s or more of a step, no less than "
-                f"{seconds:.4g} s"
-            )
+    """Raises NoneIsShorter if any plan takes so many seconds a step, by costs that may be lower
+    bounds."""
+    if not np.isfinite(seconds):
+        return
+    if problem.stages_per_mesh > 1:
+        least, what = least_busy_seconds(problem), "the devices"
+    else:
+        least, what = problem.num_microbatches * least_longest_stage(problem), "one stage alone"
+    if least >= seconds:
+        takes = "take" if problem.stages_per_mesh > 1 else "takes"
+        raise NoneIsShorter(
+            f"{what} {takes} {least:.4g} s or more of a step, no less than {seconds:.4g} s"
+        )
 
 
 def _best(
@@ -250,8 +259,8 @@ def _best(
     for _ in range(MOST_FITTED):
         try:
             return costs.best(in_flight_of, solve)
-        except NothingFits:
-            raise  # the leanest were looked at
+        except (NoneIsShorter, NothingFits):
+            raise  # of the latter the leanest were looked at
         except UserError:
             problem = costs.problem(in_flight_of)
             # The leanest plan is searched among stages that have meshes of their own.

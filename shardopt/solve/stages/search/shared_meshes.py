@@ -75,6 +75,26 @@ def mean_in_flight(schedule: str) -> InFlight:
     return mean
 
 
+def least_busy_seconds(problem: StageProblem) -> float:
+    """A lower bound of the step of any plan, whatever its schedule: that of devices which always
+    work. inf if there is no plan.
+
+    p meshes that are alike run the stages of all layers B times, each on one of them. With costs
+    that are lower bounds it is one, too."""
+    least = np.inf
+    for count in {config.num_devices for config in problem.configs}:
+        on_them = [config.num_devices == count for config in problem.configs]
+        seconds = problem.seconds[:, :, on_them].min(axis=2)
+        # Of the layers before each, in any stages: the shortest path through the borders.
+        reached = np.full(problem.num_layers + 1, np.inf)
+        reached[0] = 0.0
+        for end in range(1, problem.num_layers + 1):
+            reached[end] = (reached[:end] + seconds[:end, end]).min()
+        meshes = problem.total_devices / count
+        least = min(least, problem.num_microbatches * float(reached[-1]) / meshes)
+    return least
+
+
 def solve_sharing(
     problem: StageProblem, request: PlannerInput, mesh_multiple: int = 1
 ) -> StageSolution:

@@ -15,6 +15,7 @@ from shardopt.schedule.simulator import simulate
 from shardopt.solve.stages.baselines.planner import PlannerInput
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.search.shared_meshes import (
+    least_busy_seconds,
     mean_in_flight,
     sharing_planner,
     solve_sharing,
@@ -78,6 +79,38 @@ def test_the_best_plan_of_all(seed: int, each: int) -> None:
     plan = solve_sharing(problem, PlannerInput())
     assert plan.seconds == pytest.approx(min(plans))
     assert is_plan(problem, plan.stages)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_devices_that_always_work_are_a_bound(seed: int) -> None:
+    """Of every plan the busiest mesh works no less, and where only one mesh is possible, the bound
+    is what it works."""
+    problem = random_problem(seed, 2)
+    bound = least_busy_seconds(problem)
+    for stages in all_plans(problem):
+        meshes = len(stages) // 2
+        busy = [
+            sum(float(problem.seconds[s]) for s in stages[home::meshes]) for home in range(meshes)
+        ]
+        assert bound <= problem.num_microbatches * max(busy)
+    whole = [o for o, c in enumerate(problem.configs) if c.num_devices == problem.total_devices]
+    alone = replace(
+        problem,
+        configs=tuple(problem.configs[o] for o in whole),
+        **{
+            name: getattr(problem, name)[:, :, whole]
+            for name in ("seconds", "forward_seconds", "fixed_bytes", "activation_bytes")
+        },
+    )
+    least = min(
+        sum(
+            float(alone.seconds[i, j].min())
+            for i, j in itertools.pairwise((0, *cuts, alone.num_layers))
+        )
+        for count in range(alone.num_layers)
+        for cuts in itertools.combinations(range(1, alone.num_layers), count)
+    )
+    assert least_busy_seconds(alone) == pytest.approx(alone.num_microbatches * least)
 
 
 @pytest.mark.parametrize(("each", "meshes", "microbatches"), [(2, 2, 4), (3, 4, 8), (4, 4, 16)])

@@ -18,6 +18,7 @@ from shardopt.graph.recomputed_units import searched_modes
 from shardopt.hardware.cluster import Cluster, Submesh
 from shardopt.hardware.cluster_file import load_cluster, with_overlap
 from shardopt.schedule.builders.pipedream import pipedream_2bw_ages, pipedream_ages
+from shardopt.schedule.schedules import find_schedule
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.intra_op.lifetimes import live_bytes
 from shardopt.solve.sharding.intra_op.overlap import LEAST_SHARE
@@ -36,6 +37,7 @@ from shardopt.solve.stages.costs.sharders import OptimalSharder, PartSharding, m
 from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
 from shardopt.solve.stages.dp.infeasible import leanest_plan
 from shardopt.solve.stages.dp.stage_dp import solve_stages
+from shardopt.solve.stages.search.costs_by_kind import CostsByKind
 from shardopt.solve.stages.stage_problem import (
     StageConfig,
     StageProblem,
@@ -380,6 +382,31 @@ def test_bounds_hold_where_leaner_shardings_turn_out_shorter(limit: int) -> None
     plan = lazy.best(one_f_one_b_in_flight, lambda stages, known: solve_stages(stages, None, known))
     assert plan.bound == pytest.approx(least, rel=1e-9)
     assert plan.seconds == pytest.approx(least, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["interleaved:2", "zb-v", "chimera", "pipedream"])
+@pytest.mark.parametrize("limit", [5 * BYTES, 24 * BYTES])
+def test_costs_found_for_one_schedule_serve_the_others(name: str, limit: int) -> None:
+    """What is known already says nothing else than what is found anew, at fewer solves: bounds stay
+    below, and in the end all is equal. How long what does not fit takes, bounds alone say, and which
+    those are depends on what was asked for first."""
+    alone = replace(problem(), memory_limit_bytes=(limit,))
+    kinds = CostsByKind(alone)
+    first = kinds.of(find_schedule("1f1b"))
+    first.compute_all()
+    solves = first.counts.solves
+    costs, anew = kinds.of(find_schedule(name)), CostsByKind(alone).of(find_schedule(name))
+    assert costs.candidates.memory_limit_bytes == anew.candidates.memory_limit_bytes
+    assert (costs.candidates.memory_limit_bytes == (limit,)) == (name == "pipedream")
+    anew.compute_all()
+    assert (costs.arrays.seconds <= anew.arrays.seconds * (1 + 1e-9)).all()
+    costs.compute_all()
+    assert costs.counts.solves - solves < anew.counts.solves
+    for found in ("forward_seconds", "fixed_bytes", "activation_bytes", "level"):
+        assert np.array_equal(getattr(costs.arrays, found), getattr(anew.arrays, found))
+    (share,) = costs.candidates.memory_limit_bytes
+    fits = anew.arrays.fixed_bytes + anew.arrays.activation_bytes <= share
+    assert fits.any() and np.array_equal(costs.arrays.seconds[fits], anew.arrays.seconds[fits])
 
 
 def test_more_candidates_than_memory_holds_are_refused() -> None:
