@@ -3,13 +3,12 @@ found by a planner."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
-from shardopt.caching.memory import remembered
-from shardopt.caching.store import key_of
 from shardopt.dialect.manual import MANUAL, read_region
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import PlannedPrediction
@@ -33,7 +32,7 @@ from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.candidates import CandidateProblem, check_number
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
 from shardopt.solve.stages.costs.recomputation import can_recompute
-from shardopt.solve.stages.search.costs_by_kind import CostsByKind
+from shardopt.solve.stages.search.costs_by_kind import costs_by_kind
 from shardopt.solve.stages.search.plan_file_stages import (
     candidate_filter,
     fixed_stages,
@@ -140,13 +139,11 @@ class StageChooser:
         """The costs of stages under the schedules of a kind. A search over schedules finds what
         they share once."""
 
-        def key() -> str:
+        def content() -> Sequence[str | bytes]:
             options = replace(self.options, schedule=AUTO, faster_than=0.0)
-            return key_of(module_bytecode(program.module), repr(options), content_of(self.cluster))
+            return module_bytecode(program.module), repr(options), content_of(self.cluster)
 
-        every_kind = remembered(
-            "stage costs", key, lambda: CostsByKind(self._extract(program, planner, request))
-        )
+        every_kind = costs_by_kind(content, lambda: self._extract(program, planner, request))
         return every_kind.of(kind)
 
     def _extract(

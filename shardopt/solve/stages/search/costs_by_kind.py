@@ -5,9 +5,11 @@ cost is the same, so that whatever was found for one schedule serves the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from shardopt.caching.memory import remembered
+from shardopt.caching.store import key_of
 from shardopt.schedule.schedules import ScheduleKind
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
@@ -40,6 +42,14 @@ class CostsByKind:
                 LazyStageCosts(problem) if first is None else first.within(problem)
             )
         return self._known[sharing]
+
+
+def costs_by_kind(
+    content: Callable[[], Sequence[str | bytes]], read: Callable[[], CandidateProblem]
+) -> CostsByKind:
+    """The costs of the problem that `read` finds, with all that was found for the last one of the
+    same `content` while a search goes on (`shardopt.caching.memory`)."""
+    return remembered("stage costs", lambda: key_of(*content()), lambda: CostsByKind(read()))
 
 
 def _shares(limits: tuple[int | None, ...], each: int) -> tuple[int | None, ...]:
