@@ -105,12 +105,16 @@ def find_unreadable(root: ir.Operation) -> tuple[ir.Operation, ir.Type] | None:
     static shape, and its type; values on meshes count by the tensor they hold."""
     seen: dict[ir.Type, bool] = {}
     for op in operations(root, outer_first=True):
-        blocks = (block for region in op.regions for block in region.blocks)
-        for value in (*op.results, *(argument for block in blocks for argument in block.arguments)):
-            if value.type not in seen:
-                seen[value.type] = _is_readable(value.type)
-            if not seen[value.type]:
-                return op, value.type
+        types = op.results.types
+        if len(op.regions):
+            blocks = (block for region in op.regions for block in region.blocks)
+            types += [argument.type for block in blocks for argument in block.arguments]
+        for type_ in types:
+            is_readable = seen.get(type_)
+            if is_readable is None:
+                is_readable = seen[type_] = _is_readable(type_)
+            if not is_readable:
+                return op, type_
     return None
 
 

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.mpmd import SUM_POINT, mesh_tensor_type, parse_mesh_tensor
+from shardopt.dialect.mpmd import SUM_POINT, TOPOLOGY, mesh_tensor_type, parse_mesh_tensor
 from shardopt.extract.op_graph import GraphReader
-from shardopt.ir.rewriting import defining, identity, operations, terminator
+from shardopt.ir.rewriting import defining, functions, identity, operations, terminator
 from shardopt.mesh.mesh import Sharding
 
 _FRAGMENT = "mpmd.fragment"
@@ -93,6 +93,8 @@ class _Start(NamedTuple):
 
 
 def _loops(module: ir.Module) -> list[ir.Operation]:
+    if not any(TOPOLOGY in function.attributes for function in functions(module)):
+        return []  # a plain module, of which all operations would be looked at
     return operations(module.operation, ("mpmd.for",))
 
 

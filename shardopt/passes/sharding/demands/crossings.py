@@ -14,12 +14,15 @@ from collections.abc import Iterator, Mapping
 from jaxlib.mlir import ir
 
 from shardopt.dialect.donation import read_donation
+from shardopt.dialect.mpmd import TOPOLOGY
 from shardopt.ir.rewriting import operations, terminator
 
 
 def crossing_values(main: ir.Operation, functions: Mapping[str, ir.Operation]) -> set[ir.Value]:
     """All names of what a transfer sends or brings, in all `functions` of a module, `main` among
     them. None of a plain module."""
+    if TOPOLOGY not in main.attributes:
+        return set()
     names: dict[ir.Value, list[ir.Value]] = {}
     for first, second in _same(main, functions):
         names.setdefault(first, []).append(second)
