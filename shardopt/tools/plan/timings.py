@@ -8,8 +8,8 @@ from shardopt.support.spans import Seconds, clocks
 
 
 class PlanTimings:
-    """The time of all phases; what is neither a phase nor the output is reading the model and
-    looking it up."""
+    """The time of all phases; what is neither a phase nor the output is reading the model,
+    looking it up, and phases that ended in a refusal."""
 
     def __init__(self) -> None:
         self._begun = clocks()
@@ -28,4 +28,4 @@ class PlanTimings:
         rows = merged(self._phases)
         elsewhere = self._planned - self._begun - sum((row.time for row in rows), Seconds())
         output = Timed("Output", clocks() - self._planned)
-        return timing_report((Timed("Model and cache", elsewhere), *rows, output))
+        return timing_report((Timed("Model, cache and refused choices", elsewhere), *rows, output))

@@ -45,7 +45,7 @@ _TIED_ROUNDS, _WHOLE_ROUNDS, _ROUNDS_SHARE = 400, 80, 1 / 8
 _TIED_CLOSE, _CLOSE = 1 / 8, 1 / 2
 # Turns with every node free, as long as each is better by this share. Of thirteen programs the
 # second made the one better whose gap was above this, and none of the others.
-_TURNS, _BETTER, _WIDE = 2, 1e-4, 0.01
+_TURNS, _BETTER, _WIDE = 2, 1e-3, 0.01
 
 
 def solve_large_shared(
