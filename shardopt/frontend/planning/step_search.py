@@ -125,15 +125,18 @@ def best_choice(
     ones have to be shorter by a share of `margin`.
 
     `run(module, phase, options, handler, more)` runs one phase in place, with `more` options as
-    text. Raises the last refusal if there is no plan at all: more microbatches need less memory.
+    text. Raises the refusal of the last choice, under its first schedule, if there is no plan at
+    all: more microbatches need less memory, and the others want meshes that are alike.
     """
     from shardopt.ir.rewriting import copy_of
 
-    attempts = []
+    attempts: list[Attempt] = []
     best: Attempt | None = None
+    refusal: UserError | None = None
     with remembering():
         for choice in choices:
             clustered = _cluster(choice, copy_of(module), run)
+            first = len(attempts)
             for each in schedule_choices(choice):
                 limit = best.step_seconds * (1 - margin) if best and best.step_seconds else None
                 attempt = _plan_stages(each, clustered, run, limit)
@@ -144,8 +147,9 @@ def best_choice(
                 if best is not None:
                     _forget(best)
                 best = attempt
+            refusal = attempts[first].refusal
     if best is None:
-        raise attempts[-1].refusal or UserError("nothing to try")
+        raise refusal or UserError("nothing to try")
     return best, tuple(attempts)
 
 

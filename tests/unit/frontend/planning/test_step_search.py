@@ -225,5 +225,7 @@ def test_layers_and_microbatches_are_searched_one_after_the_other() -> None:
 def test_without_any_plan_the_last_reason_is_given() -> None:
     with pytest.raises(UserError, match="fits the memory of a device"):
         make_plan(STEP, replace(OPTIONS, memory_budget="1KiB"), cache=False)
+    with pytest.raises(UserError, match="fits the memory of a device"):
+        make_plan(STEP, replace(OPTIONS, memory_budget="1KiB", schedule="search"), cache=False)
     with pytest.raises(UserError, match="none called 'elsewhere'"):
         make_plan(STEP, replace(OPTIONS, batch_args="elsewhere"), cache=False)
