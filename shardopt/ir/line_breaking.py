@@ -15,7 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|<=|>=|==|[\[\](){}<>,]')
+_STRING = r'"(?:[^"\\]++|\\.)*+"'
+_IN_TYPE = rf"[^<>\"-]++|-(?!>)|{_STRING}"
+# Types and their parameters are one token, up to three deep: nothing in angle brackets is broken.
+_TYPE = rf"<(?:{_IN_TYPE}|<(?:{_IN_TYPE}|<(?:{_IN_TYPE})*+>)*+>)*+>"
+_TOKEN = re.compile(rf"{_STRING}|->|<=|>=|==|{_TYPE}|[\[\](){{}}<>,]")
 _OPENING, _CLOSING = "[{(<", "]})>"
 _INDENT = "  "
 
@@ -72,10 +76,13 @@ def _commas(line: str) -> _Commas:
     commas = _Commas()
     stack: list[tuple[str, list[int]]] = []
     for token in _TOKEN.finditer(line):
-        text, place = token[0], token.start()
+        place, end = token.span()
+        if end - place > 1:  # nothing to break at
+            continue
+        text = line[place]
         if text in _OPENING:
             stack.append((text, [place]))
-        elif text == ",":
+        elif text == "," and end < len(line):  # behind the last nothing is left to break off
             (stack[-1][1] if stack else commas.outside).append(place)
         elif text in _CLOSING and stack:
             bracket, places = stack.pop()

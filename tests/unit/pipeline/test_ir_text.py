@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from jaxlib.mlir import ir
 
 from shardopt.ir.context import make_context
@@ -42,6 +43,14 @@ def test_strings_and_types_stay_whole() -> None:
     lines = broken(NESTED, 40).split("\n")
     assert '    c = "a, {b",' in lines and '  mhlo.s = "\\22, [",' in lines
     assert any(line.endswith('#sdy.sharding<@m, [{"x"}, {"y"}]>') for line in lines)
+
+
+@pytest.mark.parametrize("depth", range(1, 6))
+def test_types_in_types_stay_whole(depth: int) -> None:
+    """Also where a function type in one has an arrow, and a string a bracket."""
+    kind = '!t<(i1) -> i2, "a>, b", [c, d]' + ", !t<e, {f, g}" * (depth - 1) + ">" * depth
+    text = f"func.func @f(%a: {kind}, %b: {kind})"
+    assert broken(text, 20) == f"func.func @f(\n  %a: {kind},\n  %b: {kind}\n)"
 
 
 OLD = """\
