@@ -110,7 +110,11 @@ def _devices(problem: StageProblem) -> str:
 
 
 def _size(count: float) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**20 else f"{count:.0f} bytes"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        # Of a limit such as half a gigabyte the same unit as of what exceeds it.
+        if count >= size / 10:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f} bytes"
 
 
 def _leanest(

@@ -237,14 +237,14 @@ class _Search:
 
 def _check_speed(problem: StageProblem, seconds: float) -> None:
     """Raises NoneIsShorter if any plan takes so many seconds a step, by costs that may be lower
-    bounds."""
+    bounds. Why there is none the planner says."""
     if not np.isfinite(seconds):
         return
     if problem.stages_per_mesh > 1:
         least, what = least_busy_seconds(problem), "the devices"
     else:
         least, what = problem.num_microbatches * least_longest_stage(problem), "one stage alone"
-    if least >= seconds:
+    if np.isfinite(least) and least >= seconds:
         takes = "take" if problem.stages_per_mesh > 1 else "takes"
         raise NoneIsShorter(
             f"{what} {takes} {least:.4g} s or more of a step, no less than {seconds:.4g} s"
