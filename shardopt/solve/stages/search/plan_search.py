@@ -49,6 +49,7 @@ class NoneIsShorter(UserError):
 NUM_PLANS = 8  # plans of the DP that are simulated at a time
 MOST_ROUNDS = 4  # times that new costs may bring other plans forward
 MOST_FITTED = 4  # plans that are sharded within the memory because no other fits
+_MOST_CHECKED = 4000  # tasks of a step that is simulated in every round of a search
 _LONG = 8  # stages and microbatches by which schedules differ in what they hold
 
 
@@ -221,13 +222,28 @@ class _Search:
 
         def solve(problem: StageProblem, known: Stages | None) -> StageSolution:
             _check_speed(problem, self.faster_than * self._speed(schedule))
-            return (
-                solve_stages(problem, self.request.num_stages, known)
-                if self.planner.by_dp
-                else self.planner.solve(problem, self.request)
-            )
+            if self.planner.by_dp:
+                return solve_stages(problem, self.request.num_stages, known)
+            plan = self.planner.solve(problem, self.request)
+            if known is None:
+                self._check_step(problem, plan, schedule)
+            return plan
 
         return _best(self.stage_costs, in_flight_of, solve, self.request.num_stages)
+
+    def _check_step(self, problem: StageProblem, plan: StageSolution, schedule: str) -> None:
+        """Raises NoneIsShorter if the best plan by costs that may be lower bounds, the only one
+        that is to be simulated, takes too long already. Whether it can be placed is asked at the
+        end."""
+        num_tasks = len(plan.stages) * problem.num_microbatches
+        if not np.isfinite(self.faster_than) or num_tasks > _MOST_CHECKED:
+            return
+        try:
+            step = simulate_plan(problem, plan, schedule, self.transfers, self.faster_than)
+        except UserError:
+            return
+        if step is None or step.step_seconds >= self.faster_than:
+            raise NoneIsShorter(f"no step was found that takes less than {self.faster_than:.4g} s")
 
     def _speed(self, schedule: str) -> float:
         """The formula counts a host that is all at work; where devices share one, stages may be

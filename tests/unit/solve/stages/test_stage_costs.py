@@ -24,6 +24,8 @@ from shardopt.solve.sharding.intra_op.lifetimes import live_bytes
 from shardopt.solve.sharding.intra_op.overlap import LEAST_SHARE
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.tables import StrategyTables
+from shardopt.solve.stages.baselines.planner import PlannerInput
+from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh, check_number
 from shardopt.solve.stages.costs import lazy_costs
 from shardopt.solve.stages.costs.bounds import Rooflines, relaxed_layer
@@ -38,6 +40,8 @@ from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
 from shardopt.solve.stages.dp.infeasible import leanest_plan
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.search.costs_by_kind import CostsByKind
+from shardopt.solve.stages.search.plan_search import NoneIsShorter, search_plans
+from shardopt.solve.stages.search.shared_meshes import sharing_planner
 from shardopt.solve.stages.stage_problem import (
     StageConfig,
     StageProblem,
@@ -407,6 +411,31 @@ def test_costs_found_for_one_schedule_serve_the_others(name: str, limit: int) ->
     (share,) = costs.candidates.memory_limit_bytes
     fits = anew.arrays.fixed_bytes + anew.arrays.activation_bytes <= share
     assert fits.any() and np.array_equal(costs.arrays.seconds[fits], anew.arrays.seconds[fits])
+
+
+def test_a_schedule_that_cannot_win_is_given_up_before_its_costs_are_exact() -> None:
+    kind, name = find_schedule("interleaved:2"), "interleaved:2"
+    planner = sharing_planner(find_planner("dp"), "dp", kind)
+
+    def search(faster_than: float) -> tuple[LazyStageCosts, float]:
+        costs = CostsByKind(problem(8)).of(kind)
+        transfers, request = costs.candidates.transfers(), PlannerInput()
+        found = search_plans(costs, [name], transfers, planner, request, faster_than=faster_than)
+        return costs, found.best.step_seconds
+
+    costs, seconds = search(np.inf)
+    assert search(1.001 * seconds)[1] == seconds
+    fresh = CostsByKind(problem(8)).of(kind)
+    with pytest.raises(NoneIsShorter, match="no step was found that takes less than"):
+        search_plans(
+            fresh,
+            [name],
+            fresh.candidates.transfers(),
+            planner,
+            PlannerInput(),
+            faster_than=0.9 * seconds,
+        )
+    assert fresh.counts.solves < costs.counts.solves and fresh.num_exact == 0
 
 
 def test_more_candidates_than_memory_holds_are_refused() -> None:
