@@ -27,6 +27,7 @@ from shardopt.planfile.plan_folder import (
     write_plan_folder,
 )
 from shardopt.runtime.options import RunOptions, with_keywords
+from shardopt.support.collection import rare_collection
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ class Plan:
 
         Raises UserError when `path` is something else than a plan directory or an empty one."""
         target = _folder(path)
-        write_plan_folder(target, self._files())
+        with rare_collection():  # what planning has built is still there to be looked through
+            write_plan_folder(target, self._files())
         return target
 
     def _files(self) -> dict[str, bytes]:
