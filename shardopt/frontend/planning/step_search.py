@@ -211,6 +211,8 @@ def _plan_stages(
     from shardopt.dialect.program import read_program
     from shardopt.ir.rewriting import copy_of
 
+    if clustered.refusal is not None:  # a phase has left the module unusable
+        return replace(clustered, choice=choice)
     attempt = replace(
         clustered,
         choice=choice,
@@ -218,8 +220,6 @@ def _plan_stages(
         forms=[*clustered.forms],
         diagnostics=[*clustered.diagnostics],
     )
-    if attempt.refusal is not None:
-        return attempt
     try:
         _run_phase(attempt, PHASES[-1], run, f" faster-than={faster_than!r}" if faster_than else "")
     except UserError as error:

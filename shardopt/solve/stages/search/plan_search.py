@@ -41,16 +41,15 @@ from shardopt.solve.stages.stage_problem import (
 )
 from shardopt.support.errors import UserError
 
-
-class NoneIsShorter(UserError):
-    """No step is shorter than what was asked for."""
-
-
 NUM_PLANS = 8  # plans of the DP that are simulated at a time
 MOST_ROUNDS = 4  # times that new costs may bring other plans forward
 MOST_FITTED = 4  # plans that are sharded within the memory because no other fits
 _MOST_CHECKED = 4000  # tasks of a step that is simulated in every round of a search
 _LONG = 8  # stages and microbatches by which schedules differ in what they hold
+
+
+class NoneIsShorter(UserError):
+    """No step is shorter than what was asked for."""
 
 
 # The best plan of a problem; what cannot beat the given one need not be looked at.
@@ -257,13 +256,13 @@ def _check_speed(problem: StageProblem, seconds: float) -> None:
     if not np.isfinite(seconds):
         return
     if problem.stages_per_mesh > 1:
-        least, what = least_busy_seconds(problem), "the devices"
+        least, takes = least_busy_seconds(problem), "the devices take"
     else:
-        least, what = problem.num_microbatches * least_longest_stage(problem), "one stage alone"
+        least = problem.num_microbatches * least_longest_stage(problem)
+        takes = "one stage alone takes"
     if np.isfinite(least) and least >= seconds:
-        takes = "take" if problem.stages_per_mesh > 1 else "takes"
         raise NoneIsShorter(
-            f"{what} {takes} {least:.4g} s or more of a step, no less than {seconds:.4g} s"
+            f"{takes} {least:.4g} s or more of a step, no less than {seconds:.4g} s"
         )
 
 
