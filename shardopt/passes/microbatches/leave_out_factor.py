@@ -1,5 +1,5 @@
 """Write a `Factor` (`shardopt.solve.microbatches.factors`) into a step: rows compute with 1 in its
-place, and what they accumulate is multiplied by it."""
+place, and what they accumulate is multiplied by it, but for zeros that a mask may have left."""
 
 from __future__ import annotations
 
@@ -35,17 +35,20 @@ def leave_out_factor(reader: StepReader, factor: Factor) -> None:
             replace_reads(handle, instead)
     without = {reader.handles[index] for index in factor.ops}
     for tensor in factor.scaled:
-        _scale(values[tensor], scalar, without)
+        _scale(values[tensor], scalar, without, tensor in factor.masked)
 
 
-def _scale(value: ir.Value, scalar: ir.Value, without: set[ir.Operation]) -> None:
-    """Let all but the operations in `without` read `value` times `scalar`."""
+def _scale(value: ir.Value, scalar: ir.Value, without: set[ir.Operation], is_masked: bool) -> None:
+    """Let all but the operations in `without` read `value` times `scalar`; if it `is_masked`, also
+    0 times infinity is 0."""
     readers = [(use.owner.operation, use.operand_number) for use in value.uses]
     readers = [(op, number) for op, number in readers if not _is_within(op, without)]
     maker = defining(value)
     assert maker is not None  # rows have been summed up
     with ir.InsertionPoint.after(maker), maker.location:
         product = _product(value, scalar)
+        if is_masked:
+            product = _where_zero(value, product)
     for op, number in readers:
         op.operands[number] = product
 
@@ -69,6 +72,13 @@ def _product(value: ir.Value, scalar: ir.Value) -> ir.Value:
     scalar, value = _converted(scalar, single), _converted(value, wide)
     factor = stablehlo.BroadcastInDimOp(wide, scalar, ir.DenseI64ArrayAttr.get([])).result
     return _converted(stablehlo.MulOp(value, factor).result, old)
+
+
+def _where_zero(value: ir.Value, product: ir.Value) -> ir.Value:
+    is_zero = stablehlo.compare(
+        value, splat_constant(value.type, 0), stablehlo.ComparisonDirectionAttr.get("EQ")
+    )
+    return stablehlo.SelectOp(is_zero, value, product).result
 
 
 def _converted(value: ir.Value, type_: ir.Type) -> ir.Value:

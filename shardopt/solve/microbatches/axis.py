@@ -84,12 +84,14 @@ class Factor:
     """What is to be done without `scalar`, a tensor of one element that is known behind the loop
     alone. `copies` (indices of operations) make of it what rows read, and make the same of 1; `ops`
     have rows, and read those copies; `scaled`, tensors that they accumulate, are multiplied by
-    it."""
+    it. Zeros in `masked`, some of these, may stand where nothing has been multiplied by it: they
+    are zeros also of a factor that is not finite."""
 
     scalar: int
     copies: tuple[int, ...]
     ops: tuple[int, ...]
     scaled: tuple[int, ...]
+    masked: frozenset[int]
 
 
 class CouplingError(UserError):

@@ -12,7 +12,11 @@ the number.
 
 From the number on, an operation belongs to it if it is linear in all that it reads of that. The
 first value behind which it is not must be accumulated over the batch by then, or the step is not of
-this form: gradients of two such sums that meet in one row, or of each row that are clipped."""
+this form: gradients of two such sums that meet in one row, or of each row that are clipped.
+
+A derivative may be infinite, as that of the root at 0 is. Of rows that a mask takes out the
+gradient is 0 all the same, not 0 times infinity: zeros that a mask may have left are not multiplied
+behind the loop either."""
 
 from __future__ import annotations
 
@@ -30,6 +34,22 @@ _WIDE_RANGE = frozenset({"bf16", "f32", "f64"})
 # Sums over windows, and the gradient of maxima over windows: the operand that they are linear in;
 # the last one is what they begin with.
 _OVER_WINDOWS = {"reduce_window": (0,), "select_and_scatter": (1,)}
+# What puts zeros in places of its own, as masks and the gradients of slices, of looked up rows and
+# of windows that leave some elements out do.
+_MASKS = frozenset(
+    {
+        "case",
+        "concatenate",
+        "convolution",
+        "dynamic_update_slice",
+        "if",
+        "pad",
+        "reduce_window",
+        "scatter",
+        "select",
+        "select_and_scatter",
+    }
+)
 
 
 def find_factor(graph: OpGraph, batch: Batch, error: CouplingError) -> Factor | None:
@@ -81,8 +101,9 @@ def _factor(graph: OpGraph, batch: Batch, scalar: int) -> Factor | None:
         for tensor in sorted(made[index])
         if tensor in graph.outputs or not set(consumers[tensor]) <= set(chosen)
     )
-    is_summed = all(kinds[tensor] is AxisKind.PARTIAL for tensor in scaled)
-    return Factor(scalar, copies, ops, scaled) if is_summed else None
+    if any(kinds[tensor] is not AxisKind.PARTIAL for tensor in scaled):
+        return None
+    return Factor(scalar, copies, ops, scaled, _masked(graph, chosen).intersection(scaled))
 
 
 def _with_one(graph: OpGraph, batch: Batch, scalar: int, zeros: Set[int]) -> TimeAxis:
@@ -125,6 +146,21 @@ def _leading_to_rows(
             chosen.append(index)
             wanted.update(graph.ops[index].operands)
     return tuple(reversed(chosen))
+
+
+def _masked(graph: OpGraph, chosen: Sequence[int]) -> frozenset[int]:
+    """Where zeros of a mask may be, among what the operations `chosen` make."""
+    masked: set[int] = set()
+    for index in chosen:
+        op = graph.ops[index]
+        if _is_mask(op) or not masked.isdisjoint(op.operands):
+            masked.update(op.results)
+    return frozenset(masked)
+
+
+def _is_mask(op: Op) -> bool:
+    inner = (each for region in op.regions for each in region.graph.ops)
+    return op.name in _MASKS or any(map(_is_mask, inner))
 
 
 # ---- what is proportional ----

@@ -95,6 +95,45 @@ def test_windows_and_looked_up_rows() -> None:
     check(partial(sgd, loss), params, tokens, jnp.arange(ROWS) % 4, counts=(2, 4))
 
 
+def masked_rows(params: Any, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.where(mask[:, None], (mlp(params, x) - y) ** 2, 0))
+
+
+def masked_columns(params: Any, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+    """The gradient of a slice is padded with zeros."""
+    return jnp.sum(jnp.where(mask[:, None], mlp(params, x) - y, 0)[:, :1] ** 2)
+
+
+def masked_before(params: Any, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+    """The gradient of weights behind the mask is 0 times infinity, NaN."""
+    hidden = jnp.where(mask[:, None], jnp.tanh(x @ params["w1"] + params["b1"]), 0)
+    return jnp.sum((hidden @ params["w2"]) ** 2) + 0 * y[0, 0]
+
+
+def masked_by_branches(params: Any, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+    out = lax.cond(params["b1"][0] > 9, lambda: mlp(params, x) - y, lambda: jnp.zeros_like(y))
+    return jnp.sum(out**2)
+
+
+@pytest.mark.parametrize("function", [jnp.sqrt, jnp.log, jnp.reciprocal, lambda x: x**0.3])
+@pytest.mark.parametrize("loss", [masked_rows, masked_columns, masked_before, masked_by_branches])
+def test_masks_take_rows_out_where_the_derivative_is_infinite(loss: Loss, function: Any) -> None:
+    for rows in (0, 3):
+        mask = jnp.arange(ROWS) < rows
+        step = partial(sgd, lambda *arguments: function(loss(*arguments)))
+        check(step, mlp_params(), *BATCH, mask, counts=(2,))
+
+
+def test_without_a_mask_zero_times_infinity_is_no_number() -> None:
+    """As on one device, where all rows are right and no mask says so."""
+
+    def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.sqrt(jnp.sum((x * params["scale"] - y) ** 2))
+
+    step, scale = partial(sgd, loss), {"scale": jnp.ones(3)}
+    check(step, scale, BATCH[0], BATCH[0], counts=(2,), batch_args=("1", "2"))
+
+
 def test_rows_have_no_number_of_the_batch() -> None:
     program = check(partial(sgd, lambda *a: jnp.sqrt(mse(*a))), mlp_params(), *BATCH, counts=(4,))
     assert "sqrt" not in names(program.body_ops)
