@@ -16,7 +16,6 @@ from jaxlib.mlir.dialects import stablehlo
 from shardopt.ir import shapes
 from shardopt.ir.rewriting import (
     defining,
-    erase_dead,
     replace_op,
     shape_of,
     splice_block,
@@ -152,10 +151,7 @@ class Unroller:
             copy.erase()
         with ir.InsertionPoint(loop), loop.location:
             results = [_stacked(value) for value in carried]
-        erase_dead(
-            [value for value, result in zip(carried, results, strict=True) if value != result]
-        )
-        replace_op(loop, results)
+        replace_op(loop, results, carried)
         return True
 
     def _fold_all(self, ops: Sequence[ir.Operation]) -> None:

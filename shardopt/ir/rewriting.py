@@ -123,13 +123,16 @@ def splice_block(
     return body, terminator
 
 
-def replace_op(op: ir.Operation, values: Sequence[ir.Value]) -> None:
-    """Replace the results of `op` by `values`, erase it, and erase what only it kept alive."""
+def replace_op(
+    op: ir.Operation, values: Sequence[ir.Value], unread: Sequence[ir.Value] = ()
+) -> None:
+    """Replace the results of `op` by `values`, erase it, and erase what only it kept alive, and
+    those of `unread` that nothing reads now."""
     operands = list(op.operands)
     for result, value in zip(op.results, values, strict=True):
         result.replace_all_uses_with(value)
     op.erase()
-    erase_dead(operands)
+    erase_dead([*operands, *unread])
 
 
 def replace_reads(op: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:

@@ -372,9 +372,13 @@ def loop(condition: str, step: str, start: int = 0, type_: str = "i32") -> str:
       return %0#1, %0#2, %0#0 : tensor<2xf32>, tensor<4x2xf32>, {t} }}"""
 
 
+ONE_ROW = loop("LT, %i, %four", "stablehlo.add %i, %one").replace("<4", "<1")
+
+
 @pytest.mark.parametrize(
     ("text", "trips", "stacked"),
     [
+        (ONE_ROW, 1, False),
         (loop("LT, %i, %four", "stablehlo.add %i, %one"), 4, True),
         (loop("LE, %i, %three", "stablehlo.add %i, %one", type_="ui32"), 4, True),
         (loop("GE, %i, %zero", "stablehlo.subtract %i, %one", start=3), 4, True),
