@@ -273,7 +273,8 @@ class Region:
     operation captures, in the order in which they follow its `direct` operands. `splats` are
     constants whose elements are all equal; `counts` gives for iotas the dimension along which they
     count; `numbers`, in an island, are made of the number of the device, each with the axes along
-    which it differs."""
+    which it differs. `by_rows` is set for the condition of a loop in which each row ends by itself:
+    it holds as long as some row goes on."""
 
     graph: OpGraph
     arguments: int
@@ -281,6 +282,7 @@ class Region:
     splats: Mapping[int, Splat] = field(default_factory=dict, compare=False)
     counts: Mapping[int, int] = field(default_factory=dict, compare=False)
     numbers: Mapping[int, frozenset[str]] = field(default_factory=dict, compare=False)
+    by_rows: bool = False
 
     def operand(self, tensor: int) -> int:
         """Which operand of the operation a tensor that comes from outside is: of a loop, an

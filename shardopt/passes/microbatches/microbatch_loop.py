@@ -16,6 +16,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 from shardopt.dialect.manual import MANUAL
 from shardopt.extract.manual_regions import device_numbers
 from shardopt.extract.op_graph import GraphReader, free_values, identity_rule
+from shardopt.extract.row_loops import ends_row_by_row
 from shardopt.extract.segments import with_segments
 from shardopt.graph.microbatching import (
     Accumulator,
@@ -26,7 +27,7 @@ from shardopt.graph.microbatching import (
     View,
 )
 from shardopt.graph.op_graph import Op, Region
-from shardopt.ir.loops import CONTROL_FLOW
+from shardopt.ir.loops import CONTROL_FLOW, WHILE
 from shardopt.ir.rewriting import BARRIER, barrier, terminator
 from shardopt.ir.splats import read_splat
 from shardopt.passes.microbatches.batching import (
@@ -64,7 +65,9 @@ class StepReader(GraphReader):
 
     def _add_regions(self, op: ir.Operation) -> None:
         number, captured = len(self.ops) - 1, free_values(op)
-        readers, regions = [], []
+        readers: list[StepReader] = []
+        regions: list[Region] = []
+        by_rows = op.name == WHILE and ends_row_by_row(op)
         for block in (region.blocks[0] for region in op.regions):
             reader = StepReader()
             for value in (*block.arguments, *captured):
@@ -82,6 +85,7 @@ class StepReader(GraphReader):
                     reader.splats(),
                     reader.counts(),
                     {reader.tensor(value): axes for value, axes in numbers.items()},
+                    by_rows and not regions,
                 )
             )
         self.inside[number] = tuple(readers)

@@ -95,7 +95,7 @@ _ADVICE = {
     "groups x rows), or keep the batch whole with num-microbatches=1",
     Mixing.MOVES: f"{PARTS_ADVICE}, sort and route within each row (jax.vmap), or keep the batch "
     "whole with num-microbatches=1",
-    Mixing.DECIDES: "let each row end by itself in a fixed number of iterations (jnp.where), or "
+    Mixing.DECIDES: "let each row end by itself (lax.while_loop of one row, under jax.vmap), or "
     "keep the batch whole with num-microbatches=1",
     Mixing.OTHER: "num-microbatches=1 keeps the batch whole",
 }

@@ -11,7 +11,8 @@ enters it joined with what its body yields, until nothing changes:
 The iterations of a loop are not microbatches: a dimension that it takes one position of at a time
 (`dynamic_slice`) cannot be the batch. What is accumulated begins with the neutral element, as the
 start of every microbatch's loop would be counted otherwise. How often a loop runs, and which branch
-is taken, must not depend on the batch."""
+is taken, must not depend on the batch. In a loop in which each row ends by itself, a microbatch
+needs no more iterations than its own rows."""
 
 from __future__ import annotations
 
@@ -255,7 +256,8 @@ def _check_condition(carrier: Carrier, axis: TimeAxis) -> None:
         and state.kind is AxisKind.PARTIAL
         and state.reducer not in WITHOUT_ESTIMATE
     )
-    if state.kind is not AxisKind.CONST and not is_estimated:
+    ends_by_rows = carrier.op.regions[0].by_rows and state.kind is AxisKind.PARTIAL
+    if state.kind is not AxisKind.CONST and not is_estimated and not ends_by_rows:
         carrier.refuse_inside(
             0,
             axis,

@@ -277,9 +277,50 @@ def test_rows_that_decide_how_long_a_loop_runs_are_named_at_their_line() -> None
         for number, text in enumerate(open(__file__), 1)  # noqa: SIM115
         if text.endswith("# this line\n")
     )
-    with pytest.raises(DiagnosedError, match=r"decide how often a loop runs .*jnp\.where") as at:
+    with pytest.raises(DiagnosedError, match=r"decide how often a loop runs .*jax\.vmap") as at:
         split(module, 2)
     assert f"test_split_loops.py:{line}:" in str(at.value)
+
+
+def settled(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Rows that go on until they hardly change, each for itself, and count how long."""
+
+    def of_row(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def goes_on(carry: Any) -> jax.Array:
+            _, change, count = carry
+            return (change > 0.05) & (count < 20)
+
+        def again(carry: Any) -> Any:
+            h, _, count = carry
+            new = jnp.tanh(h @ params["w0"] + x)
+            return new, jnp.max(jnp.abs(new - h)), count + 1
+
+        h, _, count = lax.while_loop(goes_on, again, (jnp.zeros(WIDTH), jnp.inf, 0))
+        return lax.stop_gradient(h), count
+
+    h, counts = jax.vmap(of_row)(x @ params["w1"])
+    return jnp.mean((jnp.tanh(h @ params["w0"]) - y) ** 2 * (1 + counts[:, None]))
+
+
+def test_rows_that_end_by_themselves_need_no_other_rows() -> None:
+    """As `jax.vmap` makes loops: what has ended is kept, however long the others go on."""
+    x, y = batch()
+    check_rolled(partial(sgd, settled), square(0, 1), x * jnp.arange(1.0, ROWS + 1)[:, None], y)
+
+
+def test_rows_that_are_kept_by_another_condition_decide_for_others() -> None:
+    def step(params: Any, x: jax.Array) -> Any:
+        def again(x: jax.Array) -> jax.Array:
+            return jnp.where(jnp.abs(x) > 0.2, 0.5 * x @ params["w0"], x)
+
+        def goes_on(x: jax.Array) -> jax.Array:
+            return jnp.any(jnp.abs(x) > 0.1)
+
+        return params, lax.while_loop(goes_on, again, x @ params["w1"])
+
+    module = lower(step, square(0, 1), batch()[0], unroll=False)
+    with pytest.raises(DiagnosedError, match="decide how often a loop runs"):
+        split(module, 2)
 
 
 def test_a_branch_chosen_by_the_batch_is_refused_and_may_be_chosen_by_microbatches() -> None:
