@@ -17,10 +17,10 @@ def test_thresholds_are_restored_after_an_error():
 
 def test_a_caller_who_collects_seldom_already_is_left_alone():
     before = gc.get_threshold()
-    gc.set_threshold(1_000_000, 10, 10)
+    gc.set_threshold(30_000_000, 10, 10)
     try:
         with rare_collection():
-            assert gc.get_threshold() == (1_000_000, 10, 10)
-        assert gc.get_threshold() == (1_000_000, 10, 10)
+            assert gc.get_threshold() == (30_000_000, 10, 10)
+        assert gc.get_threshold() == (30_000_000, 10, 10)
     finally:
         gc.set_threshold(*before)

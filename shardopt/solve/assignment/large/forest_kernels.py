@@ -66,7 +66,7 @@ def make_scratch(flat: Flat, seed: int) -> Scratch:
     )
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def below(scratch: Scratch, count: int) -> int:
     """A random number in [0, count), by xorshift64* (Marsaglia's shifts, Vigna's multiplier)."""
     x = scratch.state[0]
@@ -84,7 +84,7 @@ def shuffle(scratch: Scratch, values: np.ndarray, begin: int, end: int) -> None:
         values[i], values[j] = values[j], values[i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def root_of(tree: np.ndarray, node: int) -> int:
     while tree[node] != node:
         tree[node] = tree[tree[node]]
@@ -92,7 +92,7 @@ def root_of(tree: np.ndarray, node: int) -> int:
     return node
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def try_choose(flat: Flat, scratch: Scratch, node: int) -> None:
     """Choose `node` unless that would close a circle: its chosen neighbours must lie in different
     trees."""

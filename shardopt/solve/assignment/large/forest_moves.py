@@ -89,7 +89,7 @@ def optimise(
     return changed
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(cache=True, nogil=True, fastmath=FAST, inline="always")
 def fold_into_parent(flat: Flat, scratch: Scratch, node: int, h: int) -> None:
     parent = flat.neighbour[h]
     base, size = flat.first[node], flat.first[node + 1] - flat.first[node]

@@ -111,7 +111,7 @@ def sweep(
     return bound
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(cache=True, nogil=True, fastmath=FAST, inline="always")
 def send(
     flat: Flat, messages: np.ndarray, hat: np.ndarray, h: int, node: int, share: float
 ) -> float:

@@ -5,7 +5,9 @@ Messages are those of sequential tree-reweighted message passing (Kolmogorov, "C
 tree-reweighted message passing for energy minimization", TPAMI 2006), as in
 `shardopt.solve.assignment.large.message_kernels`, with one number for each class. Inner loops go
 over parts of arrays that begin where the loop does, as numba counts a negative index from the end:
-one that it cannot see the sign of keeps a loop from being vectorised."""
+one that it cannot see the sign of keeps a loop from being vectorised. What a sweep calls for each
+node and half edge is put into it: with short loops, to hand a problem's arrays over takes longer
+than they do."""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ class Scratch(NamedTuple):
     ordered: np.ndarray
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(cache=True, nogil=True, fastmath=FAST, inline="always")
 def gather(flat: Classes, messages: np.ndarray, node: int, hat: np.ndarray) -> None:
     """Costs of a node with what its neighbours say."""
     costs = flat.costs[flat.first[node] : flat.first[node + 1]]
@@ -95,7 +97,7 @@ def gather(flat: Classes, messages: np.ndarray, node: int, hat: np.ndarray) -> N
             hat[s] += message[class_of[s]]
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(cache=True, nogil=True, fastmath=FAST, inline="always")
 def least_of_classes(
     flat: Classes, hat: np.ndarray, h: int, size: int, share: float, least: np.ndarray
 ) -> None:
@@ -141,7 +143,7 @@ def sweep(
     return bound
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(cache=True, nogil=True, fastmath=FAST, inline="always")
 def send(
     flat: Classes, tables: np.ndarray, messages: np.ndarray, h: int, least: np.ndarray
 ) -> float:
