@@ -8,7 +8,7 @@ objects, so equal operations have the very same arrays, which the solver uses as
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -37,6 +37,7 @@ from shardopt.solve.sharding.strategies.strategies import (
     layout_strategies,
     marker_strategy,
 )
+from shardopt.support.kept_hash import keeps_hash
 
 _T = TypeVar("_T")
 _UNKNOWN = object()  # None is an answer
@@ -51,6 +52,44 @@ class OpStrategies:
     seconds: np.ndarray
     operands: tuple[Column, ...]
     results: tuple[Column, ...]
+
+
+@keeps_hash
+@dataclass(frozen=True)
+class Demand:
+    """An operation whose strategies are asked for, on `operands` and `results`; `content` is all
+    that they depend on."""
+
+    content: Hashable
+    op: Op = field(compare=False)
+    operands: tuple[Tensor, ...] = field(compare=False)
+    results: tuple[Tensor, ...] = field(compare=False)
+    linear: Linear = field(compare=False)
+    accesses: Accesses | None = field(compare=False)
+
+
+def demand_of(
+    op: Op, tensors: Sequence[Tensor], linear: Linear = REDUCED, accesses: Accesses | None = None
+) -> Demand:
+    """For the strategies of `op` on any mesh; `tensors` are those of its graph. `accesses`: in how
+    many kernels it touches each of its own; by default, as if it ran alone."""
+    operands = tuple([tensors[t] for t in op.operands])
+    results = tuple([tensors[t] for t in op.results])
+    content = (
+        op.name,
+        op.rule,
+        op.windows,
+        op.reducer,
+        op.island,
+        op.attention,
+        op.weighted_flops,
+        op.repeat,
+        operands,
+        results,
+        linear,
+        accesses,
+    )
+    return Demand(content, op, operands, results, linear, accesses)
 
 
 class _Distinct(NamedTuple):
@@ -84,28 +123,12 @@ class StrategyTables:
         linear: Linear = REDUCED,
         accesses: Accesses | None = None,
     ) -> OpStrategies:
-        """The strategies of `op`, the replicated one first; `tensors` are those of its graph.
-        `accesses`: in how many kernels it touches each of its own; by default, as if it ran
-        alone."""
-        operands = tuple(tensors[t] for t in op.operands)
-        results = tuple(tensors[t] for t in op.results)
-        work = op.weighted_flops
-        key = (
-            "op",
-            op.name,
-            op.rule,
-            op.windows,
-            op.reducer,
-            op.island,
-            op.attention,
-            work,
-            op.repeat,
-            operands,
-            results,
-            linear,
-        )
-        build = partial(self._build, op, operands, results, linear, accesses)
-        return self._remember((key, accesses), build)
+        """The strategies of `op` (`demand_of`)."""
+        return self.meeting(demand_of(op, tensors, linear, accesses))
+
+    def meeting(self, demand: Demand) -> OpStrategies:
+        """The strategies of an operation, the replicated one first."""
+        return self._remember(demand, lambda: self._build(demand))
 
     def marker(self, allowed: tuple[Sharding, ...]) -> OpStrategies:
         """Those of an operation that hands its operand on in one of some shardings."""
@@ -279,16 +302,10 @@ class StrategyTables:
         read = np.broadcast_to(self._written(tensor, targets), moves.shape)[moves]
         return paths, np.append(seconds, read)
 
-    def _build(
-        self,
-        op: Op,
-        operands: tuple[Tensor, ...],
-        results: tuple[Tensor, ...],
-        linear: Linear,
-        accesses: Accesses | None,
-    ) -> OpStrategies:
-        layout = self._layouts.of(op, operands, results, self.mesh, linear)
-        strategies = layout_strategies(layout, op, operands, results, self._links, accesses)
+    def _build(self, demand: Demand) -> OpStrategies:
+        op, operands, results = demand.op, demand.operands, demand.results
+        layout = self._layouts.of(op, operands, results, self.mesh, demand.linear)
+        strategies = layout_strategies(layout, op, operands, results, self._links, demand.accesses)
         seconds = np.array([strategy.seconds * op.repeat for strategy in strategies])
         return OpStrategies(strategies, seconds, layout.operands, layout.results)
 

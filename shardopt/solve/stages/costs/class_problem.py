@@ -6,14 +6,12 @@ of members. A solution gives every operation the strategy of its class."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
-from shardopt.graph.op_graph import Tensor
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
 from shardopt.solve.assignment.sharing.arcs import SharedEdges
@@ -21,22 +19,11 @@ from shardopt.solve.assignment.sharing.price_splitting import solve_briefly
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.sharding.strategies.layouts import Column
 from shardopt.solve.sharding.strategies.tables import OpStrategies, StrategyTables
-from shardopt.solve.stages.costs.classes import Classes
+from shardopt.solve.stages.costs.classes import Classes, Copies
 
 # Table entries that the solver may touch for one problem, about a fifth of a second; half of it is
 # spent when layers are as large as those of a transformer on a mesh of two axes.
 WORK = 100_000_000
-
-
-class _Copies(NamedTuple):
-    """Result `source[1]` of class `source[0]`, which is a `value`, comes to (class, operand)
-    `readers`, so often in a step."""
-
-    source: tuple[int, int]
-    readers: tuple[tuple[int, int], ...]
-    times: int
-    value: Tensor
-    fused: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,17 +34,7 @@ class ClassProblem:
     @cached_property
     def ops(self) -> dict[int, OpStrategies]:
         """The strategies of every class of operations."""
-        classes, graph = self.classes, self.classes.part.graph
-        return {
-            c: self.tables.of(
-                graph.ops[node],
-                graph.tensors,
-                classes.view.linear[node],
-                classes.view.accesses[node],
-            )
-            for c, node in enumerate(classes.members.tolist())
-            if node < len(graph.ops)
-        }
+        return {c: self.tables.meeting(demand) for c, demand in self.classes.demands.items()}
 
     @cached_property
     def columns(self) -> dict[int, Column]:
@@ -77,7 +54,7 @@ class ClassProblem:
         `byte_seconds` more for every byte that a device holds of `held`: tensors, and how many
         times."""
         edges, groups = self._ties(), list[SharedEdges]()
-        for copies, count in self._copies.items():
+        for copies, count in self._copies().items():
             (source, k), readers = copies.source, copies.readers
             # A class that stands for a chain reads what it makes: it cannot share as others do, and
             # pays for an equal part, so that all together pay no more than all there is.
@@ -123,33 +100,20 @@ class ClassProblem:
             costs.append(seconds * (0.0 if node in self.classes.view.unpaid else sizes[c]))
         return tuple(costs)
 
-    def _is_second(self, c: int, position: int) -> bool:
-        """Whether the operations of a class read an operand twice in the same way (x * x): it is
-        resharded once."""
-        tensors = self.classes.part.graph.ops[int(self.classes.members[c])].operands
-        first, columns = tensors.index(tensors[position]), self.ops[c].operands
-        return first < position and columns[first] is columns[position]
-
-    @property
-    def _copies(self) -> Counter[_Copies]:
-        """Who shares copies of what, and how many that do are alike."""
-        reads, of_node = self.classes.reads, self.classes.of_node
-        columns = of_node[reads.source], reads.result, of_node[reads.target], reads.operand
-        rows = np.stack([reads.copies, *columns, reads.times, reads.target], axis=1)
-        sharing: dict[int, list[tuple[int, ...]]] = {}
-        for copy, *row in rows.tolist():
-            sharing.setdefault(copy, []).append(tuple(row))
-        counts, graph = Counter[_Copies](), self.classes.part.graph
-        for some in sharing.values():
-            source, k, _, operand, times, node = some[0]
-            readers = dict.fromkeys(
-                (target, position)
-                for _, _, target, position, _, _ in some
-                if not self._is_second(target, position)
-            )
-            tensor = graph.ops[node].operands[operand]
-            what = graph.tensors[tensor], tensor in self.classes.view.fused
-            counts[_Copies((source, k), tuple(readers), times, *what)] += 1
+    def _copies(self) -> Mapping[Copies, int]:
+        """Who shares copies of what, and how many that do are alike. What operations read twice in
+        the same way (x * x) is resharded once."""
+        again = {
+            (c, position)
+            for c, position, first in self.classes.further_uses
+            if self.ops[c].operands[position] is self.ops[c].operands[first]
+        }
+        if not again:
+            return self.classes.copies
+        counts = Counter[Copies]()
+        for copies, count in self.classes.copies.items():
+            readers = tuple([each for each in copies.readers if each not in again])
+            counts[copies._replace(readers=readers)] += count
         return counts
 
     def _ties(self) -> list[Edge]:

@@ -10,9 +10,11 @@ stage has classes of one member each, so that its problem is the full one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from shardopt.graph.op_graph import FactorRule, OpGraph, Tensor
 from shardopt.solve.assignment.search.symmetry import mixed, numbered
 from shardopt.solve.sharding.kernels.kernel_bytes import Accesses
 from shardopt.solve.sharding.strategies.linear import Linear
+from shardopt.solve.sharding.strategies.tables import Demand, demand_of
 from shardopt.solve.stages.costs.stage_part import StagePart
 
 _U64 = np.uint64
@@ -61,6 +64,17 @@ class Reads:
     copies: np.ndarray
 
 
+class Copies(NamedTuple):
+    """Result `source[1]` of class `source[0]`, which is a `value`, comes to (class, operand)
+    `readers`, so often in a step."""
+
+    source: tuple[int, int]
+    readers: tuple[tuple[int, int], ...]
+    times: int
+    value: Tensor
+    fused: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Classes:
     """Node n of a part is operation n, or input n - (number of operations); `of_node[n]` is its
@@ -97,6 +111,52 @@ class Classes:
         )
         rows, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
         return np.concatenate([rows, counts[:, None]], axis=1)
+
+    @cached_property
+    def demands(self) -> Mapping[int, Demand]:
+        """What every class of operations asks for on any mesh."""
+        graph, view = self.part.graph, self.view
+        return {
+            c: demand_of(graph.ops[node], graph.tensors, view.linear[node], view.accesses[node])
+            for c, node in enumerate(self.members.tolist())
+            if node < len(graph.ops)
+        }
+
+    @cached_property
+    def copies(self) -> Mapping[Copies, int]:
+        """Who shares copies of what, and how many that do are alike."""
+        reads, of_node = self.reads, self.of_node
+        columns = of_node[reads.source], reads.result, of_node[reads.target], reads.operand
+        rows = np.stack([reads.copies, *columns, reads.times, reads.target], axis=1)
+        sharing: dict[int, list[tuple[int, ...]]] = {}
+        for copy, *row in rows.tolist():
+            sharing.setdefault(copy, []).append(tuple(row))
+        counts, graph = Counter[Copies](), self.part.graph
+        for some in sharing.values():
+            source, k, _, operand, times, node = some[0]
+            readers = tuple(dict.fromkeys([row[2:4] for row in some]))
+            tensor = graph.ops[node].operands[operand]
+            what = graph.tensors[tensor], tensor in self.view.fused
+            counts[Copies((source, k), readers, times, *what)] += 1  # type: ignore[arg-type]
+        return counts
+
+    @cached_property
+    def further_uses(self) -> tuple[tuple[int, int, int], ...]:
+        """(class, operand, operand) of operations that read a value more than once: the latter is
+        the first that they read it as."""
+        ops = self.part.graph.ops
+        operands = (
+            (c, ops[node].operands)
+            for c, node in enumerate(self.members.tolist())
+            if node < len(ops)
+        )
+        return tuple(
+            (c, position, tensors.index(tensor))
+            for c, tensors in operands
+            if len(set(tensors)) < len(tensors)
+            for position, tensor in enumerate(tensors)
+            if tensors.index(tensor) < position
+        )
 
     @cached_property
     def place(self) -> dict[int, tuple[int, int]]:
