@@ -23,8 +23,10 @@ def use_all() -> None:
     """Call every kernel, those of the stage search first: they are needed first."""
     from shardopt.solve.assignment.large.compilation import use_kernels_for_large
     from shardopt.solve.assignment.sharing.price_splitting import use_kernels_for_sharing
+    from shardopt.solve.stages.dp.shared_mesh_search import use_kernels_for_shared_meshes
     from shardopt.solve.stages.dp.stage_dp import use_kernels_for_stages
 
     use_kernels_for_stages()
     use_kernels_for_sharing()
     use_kernels_for_large()
+    use_kernels_for_shared_meshes()

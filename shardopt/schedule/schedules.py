@@ -34,6 +34,7 @@ from shardopt.schedule.builders.v_shaped import v_half, v_min, zb_v
 from shardopt.schedule.builders.zero_bubble import zero_bubble
 from shardopt.schedule.csv_format import from_rows
 from shardopt.schedule.graph import StageGraph, chain_graph
+from shardopt.schedule.homes import down_and_up, in_blocks, in_turn
 from shardopt.schedule.memory import peak_in_flight
 from shardopt.schedule.tasks import Schedule, TaskKind
 from shardopt.support.errors import UserError
@@ -41,6 +42,7 @@ from shardopt.support.suggestions import unknown_name
 
 ScheduleBuilder = Callable[[int, int, int], Schedule]  # stages, microbatches, meshes
 GraphBuilder = Callable[[int, int, tuple[TaskKind, ...]], StageGraph]  # stages, meshes, kinds
+Homes = Callable[[int, int], tuple[int, ...]]  # stages, meshes
 
 _WHOLE = (TaskKind.FORWARD, TaskKind.BACKWARD)
 _HALVES = (TaskKind.FORWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
@@ -71,7 +73,7 @@ class ScheduleKind:
     weights from before the last of them (see `weight_versions`). `streams` pipelines share the
     meshes: its list has every stage of the model so many times, and one number stands for so many
     microbatches. `mesh_multiple` must divide the number of meshes. `graph` gives its tasks and what
-    they wait for in a model that is a chain."""
+    they wait for in a model that is a chain, `homes` the mesh of each stage of the list."""
 
     name: str
     build: ScheduleBuilder
@@ -85,6 +87,7 @@ class ScheduleKind:
     streams: int = 1
     mesh_multiple: int = 1
     graph: GraphBuilder = _chain
+    homes: Homes = in_turn
 
     @property
     def model_stages_per_mesh(self) -> int:
@@ -152,10 +155,10 @@ SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
             ScheduleKind("eager-1f1b", eager_one_f_one_b, in_flight=eager_in_flight),
             ScheduleKind("interleaved", interleaved, stages_per_mesh=SEVERAL),
             ScheduleKind("zero-bubble", zero_bubble, _HALVES),
-            ScheduleKind("zb-v", zb_v, _HALVES, 2),
-            ScheduleKind("v-half", v_half, _HALVES, 2),
-            ScheduleKind("v-min", v_min, _HALVES, 2),
-            ScheduleKind("dualpipe-v", dual_pipe_v, _HALVES, 2),
+            ScheduleKind("zb-v", zb_v, _HALVES, 2, homes=down_and_up),
+            ScheduleKind("v-half", v_half, _HALVES, 2, homes=down_and_up),
+            ScheduleKind("v-min", v_min, _HALVES, 2, homes=down_and_up),
+            ScheduleKind("dualpipe-v", dual_pipe_v, _HALVES, 2, homes=down_and_up),
             ScheduleKind("inference", inference, (TaskKind.FORWARD,)),
             ScheduleKind(
                 "chimera",
@@ -164,6 +167,7 @@ SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
                 streams=2,
                 mesh_multiple=2,
                 graph=chimera_graph,
+                homes=down_and_up,
             ),
             ScheduleKind(
                 "pipedream",
@@ -186,6 +190,7 @@ SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
                 stages_per_mesh=SEVERAL,
                 cuts_tokens=True,
                 graph=terapipe_graph,
+                homes=in_blocks,
             ),
         )
     }
@@ -230,16 +235,26 @@ def build_schedule(
     Raises UserError for an unknown name, a count below 1, or numbers of stages and meshes that do
     not suit it."""
     kind = find_schedule(name)
-    meshes = num_stages // max(kind.stages_per_mesh, 1) if num_meshes is None else num_meshes
+    meshes = _suiting_meshes(kind, num_stages, num_meshes, num_microbatches)
+    build = kind.training if training and kind.training is not None else kind.build
+    return build(num_stages, num_microbatches, meshes)
+
+
+def _suiting_meshes(
+    kind: ScheduleKind, num_stages: int, num_meshes: int | None, num_microbatches: int = 1
+) -> int:
+    """The number of meshes, or the one for as many stages a mesh as it wants at least. Raises
+    UserError for numbers that do not suit the kind."""
+    stages_each = kind.stages_per_mesh
+    meshes = num_stages // max(stages_each, 1) if num_meshes is None else num_meshes
     if num_stages < 1 or num_microbatches < 1:
         raise UserError(
-            f"schedule '{name}' needs at least 1 stage and 1 microbatch, got {num_stages} and "
+            f"schedule '{kind.name}' needs at least 1 stage and 1 microbatch, got {num_stages} and "
             f"{num_microbatches}"
         )
-    stages_each = kind.stages_per_mesh
     if meshes > 0 and meshes % kind.mesh_multiple:
         raise UserError(
-            f"schedule '{name}' needs a multiple of {kind.mesh_multiple} meshes, got {meshes}"
+            f"schedule '{kind.name}' needs a multiple of {kind.mesh_multiple} meshes, got {meshes}"
         )
     if not kind.suits(num_stages, meshes):
         each = (
@@ -250,11 +265,10 @@ def build_schedule(
             else f"{stages_each} stages"
         )
         raise UserError(
-            f"schedule '{name}' needs {each} on every mesh, got {num_stages} stages on "
+            f"schedule '{kind.name}' needs {each} on every mesh, got {num_stages} stages on "
             f"{meshes} meshes"
         )
-    build = kind.training if training and kind.training is not None else kind.build
-    return build(num_stages, num_microbatches, meshes)
+    return meshes
 
 
 @dataclass(frozen=True)
@@ -310,7 +324,8 @@ def in_flight(
 
 def stage_homes(name: str, num_stages: int, num_meshes: int | None = None) -> tuple[int, ...]:
     """The mesh of every stage. Raises UserError as `build_schedule`."""
-    return build_schedule(name, num_stages, 1, num_meshes).stage_to_mesh
+    kind = find_schedule(name)
+    return kind.homes(num_stages, _suiting_meshes(kind, num_stages, num_meshes))
 
 
 def model_homes(name: str, num_stages: int) -> tuple[int, ...]:

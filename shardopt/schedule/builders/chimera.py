@@ -8,6 +8,7 @@ one on mesh p - 1."""
 from __future__ import annotations
 
 from shardopt.schedule.graph import StageEdge, StageGraph, chain_graph
+from shardopt.schedule.homes import down_and_up
 from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 
 
@@ -19,7 +20,7 @@ def chimera(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule
     k and backward in slot t + 2p - 1 - k, t = 2i + p ⌊2i / p⌋: no two tasks meet on a mesh, because
     p is even."""
     rows = tuple(_row(mesh, num_meshes, num_microbatches) for mesh in range(num_meshes))
-    homes = (*range(num_meshes), *reversed(range(num_meshes)))
+    homes = down_and_up(num_stages, num_meshes)
     return Schedule("chimera", num_microbatches, homes, rows)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from shardopt.schedule.homes import down_and_up
 from shardopt.schedule.tasks import Schedule, Task, TaskKind
 
 _DOWN, _UP = 0, 1
@@ -21,7 +22,7 @@ def dual_pipe_v(num_stages: int, num_microbatches: int, num_meshes: int) -> Sche
     listed = tuple(
         tuple(task for task in row if task.microbatch < num_microbatches) for row in rows
     )
-    homes = (*range(num_meshes), *reversed(range(num_meshes)))
+    homes = down_and_up(num_stages, num_meshes)
     return Schedule("dualpipe-v", num_microbatches, homes, listed)
 
 

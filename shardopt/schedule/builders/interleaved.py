@@ -6,6 +6,7 @@ With v chunks a mesh the pipeline is filled and drained v times as fast: the bub
 
 from __future__ import annotations
 
+from shardopt.schedule.homes import in_turn
 from shardopt.schedule.tasks import Schedule, Task, TaskKind
 
 
@@ -25,8 +26,7 @@ def interleaved(num_stages: int, num_microbatches: int, num_meshes: int) -> Sche
     rows = tuple(
         _row(order, mesh, num_meshes, chunks, num_microbatches) for mesh in range(num_meshes)
     )
-    homes = tuple(stage % num_meshes for stage in range(num_stages))
-    return Schedule("interleaved", num_microbatches, homes, rows)
+    return Schedule("interleaved", num_microbatches, in_turn(num_stages, num_meshes), rows)
 
 
 def _row(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from shardopt.schedule.builders.flat import one_f_one_b
 from shardopt.schedule.graph import StageEdge, StageGraph
+from shardopt.schedule.homes import in_blocks
 from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 
 
@@ -31,8 +32,7 @@ def terapipe(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedul
                 for stage in orders[task.kind]
             )
         )
-    homes = tuple(mesh for mesh in range(num_meshes) for _ in range(slices))
-    return Schedule("terapipe", num_microbatches, homes, tuple(rows))
+    return Schedule("terapipe", num_microbatches, in_blocks(num_stages, num_meshes), tuple(rows))
 
 
 def terapipe_graph(num_stages: int, num_meshes: int, kinds: tuple[TaskKind, ...]) -> StageGraph:

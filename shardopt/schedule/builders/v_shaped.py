@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from math import inf
 
+from shardopt.schedule.homes import down_and_up
 from shardopt.schedule.tasks import Schedule, Task, TaskKind
 
 # What a mesh does with a microbatch, in this order; a weight half is two behind its input half.
@@ -50,7 +51,7 @@ def _build(name: str, down: int, up: int, num_microbatches: int, num_meshes: int
     table.hurry_fill()
     table.squeeze()
     table.hurry_drain()
-    homes = (*range(num_meshes), *reversed(range(num_meshes)))
+    homes = down_and_up(2 * num_meshes, num_meshes)
     return Schedule(name, num_microbatches, homes, tuple(table.tasks()))
 
 

@@ -14,7 +14,7 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import AXIS_NAMES, Mesh, matching_axes
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.stages.cut_transfers import CutTransfers, cut_transfers
-from shardopt.solve.stages.stage_problem import StageConfig
+from shardopt.solve.stages.stage_problem import ModelHomes, StageConfig
 from shardopt.solve.stages.step_graph import StepGraph
 from shardopt.support.errors import UserError
 
@@ -36,7 +36,7 @@ class CandidateProblem:
     device is in so many stages, and `memory_limit_bytes` is the share of each. `host_limit_bytes`
     is what the hosts of each group may hold for a device, as `memory_limit_bytes`. `weight_ages`:
     how many older versions of its weights each of so many stages keeps, where the schedule wants
-    any."""
+    any. `homes`: on which meshes so many stages are, where they share some."""
 
     step: StepGraph
     num_layers: int
@@ -50,6 +50,7 @@ class CandidateProblem:
     stages_per_mesh: int = 1
     host_limit_bytes: tuple[int | None, ...] = ()
     weight_ages: Callable[[int], tuple[int, ...]] | None = None
+    homes: ModelHomes | None = None
 
     @property
     def stage_devices(self) -> tuple[int, ...]:

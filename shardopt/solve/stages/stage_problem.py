@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +22,14 @@ from shardopt.hardware.topology import logical_shapes, submeshes
 Stages = tuple[tuple[int, int, int], ...]
 # (stage from the end, 1 = last; number of stages; microbatches) -> microbatches in flight.
 InFlight = Callable[[int, int, int], float]
+# Number of stages of the model -> the mesh of each stage of the list, which has the model's once or
+# more often: first all of the first time.
+ModelHomes = Callable[[int], tuple[int, ...]]
+
+# What the longest stage counts in the slot of meshes that have several; the rest is the mean stage
+# of the busiest mesh. Where the stages of a mesh differ, it waits now and then; this share ranks
+# plans most like the simulator (`benchmarks.schedule.shared_meshes`).
+LONGEST_SHARE = 0.1
 
 
 class Copies(NamedTuple):
@@ -94,7 +104,8 @@ class StageProblem:
 
     `transfer_seconds`, `[2, L + 1]`: seconds of one microbatch over the cut before layer j,
     forwards and backwards. `stages_per_mesh`: if more than 1, a plan uses every device in so many
-    stages, and `memory_bytes` is the share of each. A device holds `fixed_bytes` + microbatches in
+    stages, and `memory_bytes` is the share of each. `homes` says on which meshes the stages are; by
+    default each has one of its own. A device holds `fixed_bytes` + microbatches in
     flight · `activation_bytes` in the loop, and at most `outside_bytes` before and behind it; on
     top of both `weight_bytes` for every older version of its weights, of which
     `weight_ages(stages)` says how many each stage keeps.
@@ -117,6 +128,7 @@ class StageProblem:
     least_bytes: tuple[np.ndarray, np.ndarray] | None = None
     weight_ages: Callable[[int], tuple[int, ...]] | None = None
     weight_bytes: np.ndarray | None = None
+    homes: ModelHomes | None = None
 
     def __post_init__(self) -> None:
         shape = (self.num_layers + 1, self.num_layers + 1, len(self.configs))
@@ -205,14 +217,15 @@ class StageProblem:
 class StageSolution:
     """Stages as (first layer, layer after the last, index into `configs`), in pipeline order.
 
-    `seconds` = `sum_seconds` + (B - 1) · `max_stage_seconds`; both include transfers. With v stages
-    a mesh it is `sum_seconds` / v + (v B - 1) · `max_stage_seconds`: the pipeline fills v times as
-    fast, and a mesh then runs v B stages. `bound` is a proven lower bound of `seconds` (nan for
-    baselines), `evaluations` the number of t_max values solved."""
+    `seconds` = `sum_seconds` + (B - 1) · `slot_seconds`; both include transfers, and the slot is
+    the longest stage or transfer. With v stages a mesh it is `sum_seconds` / v + (v B - 1) ·
+    `slot_seconds`: the pipeline fills v times as fast, and a mesh then runs v B stages. Their slot
+    is nearly the mean stage of the busiest mesh (`LONGEST_SHARE`). `bound` is a proven lower bound
+    of `seconds` (nan for baselines), `evaluations` the number of t_max values solved."""
 
     stages: Stages
     seconds: float
-    max_stage_seconds: float
+    slot_seconds: float
     sum_seconds: float
     status: str
     bound: float = float("nan")
@@ -222,13 +235,63 @@ class StageSolution:
 def evaluate(problem: StageProblem, stages: Stages, status: str = "feasible") -> StageSolution:
     """The step time of a given plan; does not check memory."""
     cuts = problem.cut_seconds()
-    starts = [start for start, _, _ in stages[1:]]
-    seconds = [float(problem.seconds[stage]) for stage in stages]
-    total = sum(seconds) + sum(float(cuts[0, start]) for start in starts)
-    longest = max(*seconds, *(float(cuts[1, start]) for start in starts), 0.0)
+    seconds = np.array([float(problem.seconds[stage]) for stage in stages])
+    before = cuts[:, [start for start, _, _ in stages]]  # nothing is before layer 0
     each = problem.stages_per_mesh
-    step = total / each + (each * problem.num_microbatches - 1) * longest
-    return StageSolution(stages, step, longest, total, status)
+    if problem.homes is None:
+        slot = float(max(seconds.max(), before[1].max()))
+    else:
+        places = places_of(problem.homes(len(stages)), len(stages))
+        before = np.where(places.links[0] >= 0, before, 0.0)
+        slot = shared_slot(places, seconds, before[1], each)
+    total = float(seconds.sum() + before[0].sum())
+    step = total / each + (each * problem.num_microbatches - 1) * slot
+    return StageSolution(stages, step, slot, total, status)
+
+
+class Places(NamedTuple):
+    """What stages occupy, by number, int64 `[streams, stages]`: the mesh of each, and the pair of
+    meshes that the cut before it crosses, counted behind the meshes; -1 where it crosses none."""
+
+    meshes: np.ndarray
+    links: np.ndarray
+
+    @property
+    def longest_share(self) -> float:
+        """`LONGEST_SHARE`, 0 for one mesh: it never waits."""
+        return LONGEST_SHARE if self.meshes.max() else 0.0
+
+    def loads(self, stages: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+        """What every mesh and every pair of meshes does for one microbatch, where stages and the
+        cuts before them, `[stages]`, take so long: every stream has its share of the
+        microbatches."""
+        loads = np.zeros(1 + max(self.meshes.max(), self.links.max()))
+        for meshes, links in zip(self.meshes, self.links, strict=True):
+            np.add.at(loads, meshes, stages)
+            np.add.at(loads, links[links >= 0], cuts[links >= 0])
+        return loads / len(self.meshes)
+
+
+@lru_cache(maxsize=256)
+def places_of(homes: tuple[int, ...], num_stages: int) -> Places:
+    """The places of stages on the meshes `homes`, of all streams."""
+    meshes = np.array(homes, dtype=np.int64).reshape(-1, num_stages)
+    links = np.full_like(meshes, -1)
+    pairs: dict[frozenset[int], int] = {}
+    for stream, row in enumerate(meshes.tolist()):
+        for stage, (one, other) in enumerate(pairwise(row), start=1):
+            if one != other:
+                number = pairs.setdefault(frozenset((one, other)), len(pairs))
+                links[stream, stage] = 1 + max(homes) + number
+    return Places(meshes, links)
+
+
+def shared_slot(places: Places, stages: np.ndarray, cuts: np.ndarray, each: int) -> float:
+    """The slot of a pipeline whose meshes have so many stages each: between the mean stage, or
+    transfer, of what is busiest and the longest of all. `stages` and the `cuts` before them are
+    seconds, `[stages]`."""
+    share, longest = places.longest_share, max(stages.max(), cuts.max())
+    return float((1 - share) * places.loads(stages, cuts).max() / each + share * longest)
 
 
 def held_copies(problem: StageProblem, num_stages: int) -> tuple[Copies, ...]:

@@ -27,12 +27,14 @@ class BaselinePlanner:
     """`configs` filters the configs that a stage may have, and sets their sharding methods where
     the planner decides those. `solve` returns the best plan that it can find, and raises UserError
     where there is none. `one_stage`: all layers are one stage. `by_dp`: `solve` is the stage DP
-    over these configs, so its runners-up may be simulated, too."""
+    over these configs, so its runners-up may be simulated, too; `near` gives those of another one,
+    at most so many, the best first."""
 
     solve: Callable[[StageProblem, PlannerInput], StageSolution]
     configs: Callable[[Iterable[StageConfig]], tuple[StageConfig, ...]] = tuple
     one_stage: bool = False
     by_dp: bool = False
+    near: Callable[[StageProblem, PlannerInput, int], list[StageSolution]] | None = None
 
     def request(self, name: str, request: PlannerInput) -> PlannerInput:
         """The request as this planner takes it. Raises UserError for several stages where there can

@@ -141,6 +141,7 @@ class CostArrays:
             least_bytes=self.least_bytes,
             weight_ages=problem.weight_ages,
             weight_bytes=None if self.weight_bytes is None else self.weight_bytes.copy(),
+            homes=problem.homes,
         )
 
     def _within_hosts(self, in_flight_of: InFlight) -> np.ndarray:

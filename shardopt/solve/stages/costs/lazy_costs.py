@@ -168,11 +168,13 @@ class LazyStageCosts:
         shorter = self._better(best, in_flight_of, stages)
         assert shorter is not None
         # What fits now may be part of other plans, too.
-        least = planner(self.arrays.stage_problem(in_flight_of), shorter.stages).seconds
+        least = _bound_of(planner(self.arrays.stage_problem(in_flight_of), shorter.stages))
         return replace(shorter, bound=min(best.bound, least))
 
     def _search(self, in_flight_of: InFlight, planner: Planner) -> StageSolution:
-        arrays, best, bound = self.arrays, None, 0.0
+        # The best plan under the costs known, and what is proven of all plans: the same where the
+        # planner proves its plans.
+        arrays, best, bound, proven = self.arrays, None, 0.0, 0.0
         # Counts go on over all searches with these costs: later ones get their share on top.
         budget = max(self.most_solves, self.counts.solves + MORE_SOLVES)
         most_without_plan = self.counts.solves + MOST_WITHOUT_PLAN
@@ -183,14 +185,14 @@ class LazyStageCosts:
             plan = planner(
                 arrays.stage_problem(in_flight_of), None if best is None else best.stages
             )
-            bound = max(bound, plan.seconds)
+            bound, proven = max(bound, plan.seconds), max(proven, _bound_of(plan))
             progress(
                 self.counts.solves, 0, f"stage costs found, a step takes {bound:.3g} s at least"
             )
             pending = self._pending(plan.stages)
             # All its costs are exact and all others are bounds, so no plan is shorter.
             if not pending:
-                return replace(plan, bound=bound)
+                return replace(plan, bound=proven)
             if best is not None:
                 gap = 1 - bound / best.seconds
                 is_spent = self.counts.solves >= budget * (WIDE_GAP_FACTOR if gap > WIDE_GAP else 1)
@@ -198,9 +200,9 @@ class LazyStageCosts:
                     best = self._or_one_stage(best, in_flight_of)
                 if is_spent or gap <= self.gap_tolerance:
                     best = self._best_known(best, in_flight_of, planner)
-                    return replace(best, status="feasible", bound=bound)
+                    return replace(best, status="feasible", bound=proven)
             elif self.counts.solves >= most_without_plan:
-                best, bound = self._leanest(in_flight_of), 0.0  # more fits now
+                best, bound, proven = self._leanest(in_flight_of), 0.0, 0.0  # more fits now
                 continue
             arrays.refine(pending)
             best = self._completed(best, in_flight_of, plan.stages)
@@ -310,3 +312,8 @@ class LazyStageCosts:
             return best
         plan = evaluate(problem, stages)
         return plan if best is None or plan.seconds < best.seconds else best
+
+
+def _bound_of(plan: StageSolution) -> float:
+    """The lower bound that a planner proves, or that of one which has none: what it finds best."""
+    return plan.seconds if np.isnan(plan.bound) else plan.bound

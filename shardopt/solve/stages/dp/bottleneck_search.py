@@ -50,7 +50,7 @@ class BottleneckSearch:
             plan = self.search.plan(slots)
             assert plan is not None, "the recursion has stages that fit"
             self._take(plan)
-            intervals.went(plan.sum_seconds, plan.max_stage_seconds, self.cutoff)
+            intervals.went(plan.sum_seconds, plan.slot_seconds, self.cutoff)
         self.evaluations += intervals.evaluations
         return self.best
 

@@ -120,34 +120,39 @@ class SearchTables:
         if group not in self._tables:
             # 1F1B repeats its last count.
             levels, level_of = levels_of(self._groups[group][0])
-            costs = self._costs(levels)
+            costs = cheapest_seconds(self.problem, levels, self.size_of, len(self.sizes.offset))
             both, longer = self.problem.cut_seconds()[:, :, None, None]
             self._tables[group] = CostTable(
                 costs + both, np.maximum(costs, longer), level_of, self.sizes
             )
         return self._tables[group]
 
-    def _costs(self, levels: Sequence[Copies]) -> np.ndarray:
-        from shardopt.solve.stages.dp.kernels import cheapest_by_size
 
-        problem = self.problem
-        limits = problem.limit_bytes()
-        costs = np.empty((len(levels), *problem.seconds.shape[:2], len(self.sizes.offset)))
-        for versions in sorted({held.versions for held in levels}):
-            older = problem.version_bytes(versions)
-            possible = problem.seconds
-            # What exceeds the memory outside the loop does so with any number of microbatches in
-            # flight, so the kernel does not need to know.
-            if problem.outside_bytes is not None:
-                possible = np.where(problem.outside_bytes + older <= limits, possible, np.inf)
-            arrays = (possible, problem.fixed_bytes + older, problem.activation_bytes)
-            seconds, fixed, kept = (np.ascontiguousarray(each, dtype=float) for each in arrays)
-            rows = [row for row, held in enumerate(levels) if held.versions == versions]
-            in_flight = np.array([levels[row].in_flight for row in rows])
-            each = np.empty((len(rows), *costs.shape[1:]))
-            cheapest_by_size(seconds, fixed, kept, limits, self.size_of, in_flight, each)
-            costs[rows] = each
-        return costs
+def cheapest_seconds(
+    problem: StageProblem, levels: Sequence[Copies], size_of: np.ndarray, num_sizes: int
+) -> np.ndarray:
+    """The least seconds of every stage on configs of each size that fit with each of the rising
+    `levels`, `[levels, L + 1, L + 1, sizes]`; `size_of` `[C]` is -1 for configs that do not take
+    part."""
+    from shardopt.solve.stages.dp.kernels import cheapest_by_size
+
+    limits = problem.limit_bytes()
+    costs = np.empty((len(levels), *problem.seconds.shape[:2], num_sizes))
+    for versions in sorted({held.versions for held in levels}):
+        older = problem.version_bytes(versions)
+        possible = problem.seconds
+        # What exceeds the memory outside the loop does so with any number of microbatches in
+        # flight, so the kernel does not need to know.
+        if problem.outside_bytes is not None:
+            possible = np.where(problem.outside_bytes + older <= limits, possible, np.inf)
+        arrays = (possible, problem.fixed_bytes + older, problem.activation_bytes)
+        seconds, fixed, kept = (np.ascontiguousarray(each, dtype=float) for each in arrays)
+        rows = [row for row, held in enumerate(levels) if held.versions == versions]
+        in_flight = np.array([levels[row].in_flight for row in rows])
+        each = np.empty((len(rows), *costs.shape[1:]))
+        cheapest_by_size(seconds, fixed, kept, limits, size_of, in_flight, each)
+        costs[rows] = each
+    return costs
 
 
 class CostTable:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from shardopt.caching.memory import remembered
 from shardopt.caching.store import key_of
-from shardopt.schedule.schedules import ScheduleKind
+from shardopt.schedule.schedules import Homes, ScheduleKind, model_homes
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
 
-# Stages a mesh in the list of tasks and in the model, and how old weights may be.
-_Sharing = tuple[int, int, Callable[[int], tuple[int, ...]] | None]
+# Stages a mesh in the list of tasks and in the model, on which meshes they are, and how old weights
+# may be.
+_Sharing = tuple[int, int, Homes, Callable[[int], tuple[int, ...]] | None]
 
 
 @dataclass(eq=False)
@@ -28,14 +30,16 @@ class CostsByKind:
     def of(self, kind: ScheduleKind) -> LazyStageCosts:
         """The costs of stages under schedules of this kind. Stages of one mesh share its memory and
         that of its host: each gets an equal part."""
-        sharing = kind.stages_per_mesh, kind.model_stages_per_mesh, kind.weight_ages
+        each = kind.stages_per_mesh
+        sharing = each, kind.model_stages_per_mesh, kind.homes, kind.weight_ages
         if sharing not in self._known:
             problem = replace(
                 self.alone,
-                memory_limit_bytes=_shares(self.alone.memory_limit_bytes, kind.stages_per_mesh),
-                host_limit_bytes=_shares(self.alone.host_limit_bytes, kind.stages_per_mesh),
+                memory_limit_bytes=_shares(self.alone.memory_limit_bytes, each),
+                host_limit_bytes=_shares(self.alone.host_limit_bytes, each),
                 stages_per_mesh=kind.model_stages_per_mesh,
                 weight_ages=kind.weight_ages,
+                homes=partial(model_homes, kind.name) if each > 1 else None,
             )
             first = next(iter(self._known.values()), None)
             self._known[sharing] = (

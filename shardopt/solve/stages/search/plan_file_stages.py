@@ -203,7 +203,7 @@ def solve_plan_file(
             best = plan
         # A plan of a larger sum pays off only with a smaller maximum, so look strictly below this
         # one.
-        bound = plan.max_stage_seconds
+        bound = plan.slot_seconds
     if best is None:
         raise UserError(
             f"no plan has the {len(file_stages)} stages of the plan file: "

@@ -148,8 +148,8 @@ def search_plans(
         try:
             # A schedule that holds more has no plan that the leanest has not, and by the formula
             # none is shorter.
-            if planner.by_dp:
-                return search.by_dp(lean_first[number:], k)
+            if planner.by_dp or planner.near is not None:
+                return search.with_runners_up(lean_first[number:], k)
             search.of_baseline(schedule)
         except UserError as error:
             errors.append(error)
@@ -184,19 +184,18 @@ class _Search:
     faster_than: float
     simulated: list[SimulatedPlan] = field(default_factory=list)
 
-    def by_dp(self, schedules: Sequence[str], k: int) -> PlanSearch:
-        """The plans of the stage DP under the leanest schedule, the first. Raises UserError where
-        that has none."""
-        costs, num_stages = self.stage_costs, self.request.num_stages
+    def with_runners_up(self, schedules: Sequence[str], k: int) -> PlanSearch:
+        """The plans of the stage DP, or of another planner that knows more than one, under the
+        leanest schedule, the first. Raises UserError where that has none."""
+        costs = self.stage_costs
         flights = [(name, schedule_in_flight(name)) for name in schedules]
         optimum = self._optimum(*flights[0])
         contest = Contest(costs, flights, self.transfers, GAP)
         contest.enter([optimum.stages])
-        is_finished, near = True, NEAR * self._speed(schedules[0])
+        is_finished = True
         for _ in range(MOST_ROUNDS):
             problem = costs.problem(flights[0][1])
-            even = [plan.stages for plan in even_plans(problem, num_stages)]
-            best = [plan.stages for plan in best_plans(problem, k, num_stages, near)]
+            even, best = self._likely(problem, schedules[0], k)
             if not contest.enter(even, 0.0) | contest.enter(best):
                 break
             if not (is_finished := contest.run()):
@@ -204,6 +203,18 @@ class _Search:
         if not contest.steps:
             raise contest.errors[0]
         return _found(contest.steps, optimum.bound, is_finished)
+
+    def _likely(
+        self, problem: StageProblem, schedule: str, k: int
+    ) -> tuple[list[Stages], list[Stages]]:
+        """Plans of equal stages, and the best ones by the formula."""
+        num_stages = self.request.num_stages
+        if self.planner.near is not None:
+            plans = self.planner.near(problem, self.request, k)
+            return [], [plan.stages for plan in plans]
+        even = even_plans(problem, num_stages)
+        best = best_plans(problem, k, num_stages, NEAR * self._speed(schedule))
+        return [plan.stages for plan in even], [plan.stages for plan in best]
 
     def of_baseline(self, schedule: str) -> None:
         """Simulate the plan of a baseline under a schedule. Raises UserError where there is none,
@@ -225,24 +236,29 @@ class _Search:
                 return solve_stages(problem, self.request.num_stages, known)
             plan = self.planner.solve(problem, self.request)
             if known is None:
-                self._check_step(problem, plan, schedule)
+                self._check_steps(problem, plan, schedule)
             return plan
 
         return _best(self.stage_costs, in_flight_of, solve, self.request.num_stages)
 
-    def _check_step(self, problem: StageProblem, plan: StageSolution, schedule: str) -> None:
-        """Raises NoneIsShorter if the best plan by costs that may be lower bounds, the only one
-        that is to be simulated, takes too long already. Whether it can be placed is asked at the
-        end."""
+    def _check_steps(self, problem: StageProblem, plan: StageSolution, schedule: str) -> None:
+        """Raises NoneIsShorter if the best plan by costs that may be lower bounds, and those near
+        it that are to be simulated, take too long already. Whether they can be placed is asked at
+        the end."""
         num_tasks = len(plan.stages) * problem.num_microbatches
         if not np.isfinite(self.faster_than) or num_tasks > _MOST_CHECKED:
             return
-        try:
-            step = simulate_plan(problem, plan, schedule, self.transfers, self.faster_than)
-        except UserError:
-            return
-        if step is None or step.step_seconds >= self.faster_than:
-            raise NoneIsShorter(f"no step was found that takes less than {self.faster_than:.4g} s")
+        plans = [plan]
+        if self.planner.near is not None:
+            plans = self.planner.near(problem, self.request, NUM_PLANS)
+        for each in plans:
+            try:
+                step = simulate_plan(problem, each, schedule, self.transfers, self.faster_than)
+            except UserError:
+                return
+            if step is not None and step.step_seconds < self.faster_than:
+                return
+        raise NoneIsShorter(f"no step was found that takes less than {self.faster_than:.4g} s")
 
     def _speed(self, schedule: str) -> float:
         """The formula counts a host that is all at work; where devices share one, stages may be

@@ -2,17 +2,17 @@
 V-Half, V-Min, DualPipeV), and Chimera, which puts every stage on two meshes.
 
 p equal meshes of one logical shape take v stages each; where stage s goes is for the schedule to
-say (round robin, or down and up again in a V). The stage DP cuts the layers into p · v stages that
-are as even as can be, for
+say (round robin, or down and up again in a V). For every p and shape the layers are cut into p · v
+stages (`shardopt.solve.stages.dp.shared_mesh_search`) for
 
-    T = sum of t_i / v + (v B - 1) · max t_i
+    T = sum of t_i / v + (v B - 1) · slot
 
-(Narayanan et al., SC'21, arXiv 2104.04473, section 2.2)
+(Narayanan et al., SC'21, arXiv 2104.04473, section 2.2, where the slot is the longest stage). With
+several stages a mesh, short ones make up for long ones: the slot is nearly the mean stage of the
+busiest mesh.
 
-which has the minima of its own objective, sum + (B' - 1) · max, with B' = v (v B - 1) + 1
-microbatches. Every device counts v times, as it is in v stages. Of its memory each stage gets an
-equal share, with the microbatches in flight that the stages of its mesh have on average: exact for
-equal stages. The shard phase plans a mesh within its whole memory.
+Of its memory each stage gets an equal share, with the microbatches in flight that the stages of its
+mesh have on average: exact for equal stages. The shard phase plans a mesh within its whole memory.
 
 Under Chimera v is 1: a mesh runs half of the microbatches for each of its two stages. Each of them
 gets half of the memory."""
@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -32,13 +33,14 @@ from shardopt.schedule.schedules import (
     model_in_flight,
 )
 from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
-from shardopt.solve.stages.dp.stage_dp import solve_stages
+from shardopt.solve.stages.dp.infeasible import why_infeasible
+from shardopt.solve.stages.dp.shared_mesh_search import SharedMeshSearch
 from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageConfig,
     StageProblem,
+    Stages,
     StageSolution,
-    evaluate,
     held_copies,
 )
 from shardopt.support.counts import counted
@@ -53,8 +55,12 @@ def sharing_planner(planner: BaselinePlanner, name: str, kind: ScheduleKind) -> 
             f"schedule '{kind.name}' puts several stages on a mesh: expected "
             f"inter-op=dp, found {name}"
         )
-    solve = partial(solve_sharing, mesh_multiple=kind.mesh_multiple)
-    return replace(planner, solve=solve, by_dp=False)
+    return replace(
+        planner,
+        solve=partial(solve_sharing, mesh_multiple=kind.mesh_multiple),
+        near=partial(near_sharing, mesh_multiple=kind.mesh_multiple),
+        by_dp=False,
+    )
 
 
 def mean_in_flight(schedule: str) -> InFlight:
@@ -98,8 +104,50 @@ def least_busy_seconds(problem: StageProblem) -> float:
 def solve_sharing(
     problem: StageProblem, request: PlannerInput, mesh_multiple: int = 1
 ) -> StageSolution:
-    """The best plan over the numbers of meshes, multiples of `mesh_multiple`, and their logical
-    shapes. Raises UserError where there is none."""
+    """The shortest plan that is found over the numbers of meshes, multiples of `mesh_multiple`, and
+    their logical shapes. Raises UserError where there is none."""
+    return next(_shortest_first(problem, request, mesh_multiple))
+
+
+def near_sharing(
+    problem: StageProblem, request: PlannerInput, k: int, mesh_multiple: int = 1
+) -> list[StageSolution]:
+    """At most `k` plans by rising `seconds`, the one of `solve_sharing` first. Raises UserError
+    where that does."""
+    return list(islice(_shortest_first(problem, request, mesh_multiple), k))
+
+
+def _shortest_first(
+    problem: StageProblem, request: PlannerInput, mesh_multiple: int
+) -> Iterator[StageSolution]:
+    """Plans of the best numbers of meshes and shapes, by rising seconds; the first says whether it
+    is proven to be the best."""
+    searches = _searches(problem, request, mesh_multiple)
+    searches.sort(key=lambda search: search.bound)  # the likely ones first
+    best: StageSolution | None = None
+    is_proven = True
+    for search in searches:
+        cutoff = np.inf if best is None else best.seconds
+        if search.bound >= cutoff:
+            break
+        is_proven &= search.run(cutoff)
+        best = min((best, *search.plans()), key=_order) if best else search.plans()[0]
+    assert best is not None, "searches without a plan are left out"
+    bound = min(best.seconds, *(search.bound for search in searches))
+    yield replace(best, status="optimal" if is_proven else "feasible", bound=bound)
+    others = {plan.stages: plan for search in searches for plan in search.plans()}
+    yield from sorted((others[each] for each in others.keys() - {best.stages}), key=_order)
+
+
+def _order(plan: StageSolution) -> tuple[float, float, Stages]:
+    return plan.seconds, plan.slot_seconds, plan.stages
+
+
+def _searches(
+    problem: StageProblem, request: PlannerInput, mesh_multiple: int
+) -> list[SharedMeshSearch]:
+    """One for each number of meshes and their shape that have a plan. Raises UserError where none
+    has."""
     each, devices = problem.stages_per_mesh, problem.num_devices[0]
     if len(problem.num_devices) > 1:
         raise UserError(
@@ -117,25 +165,44 @@ def solve_sharing(
         for p in counts
         if devices % p == 0 and p % mesh_multiple == 0 and p * each <= problem.num_layers
     ]
-    best: StageSolution | None = None
-    errors: list[UserError] = []
-    for p in meshes:
-        for alike in _alike(problem.configs, devices // p):
-            try:
-                plan = _solve(problem, p * each, alike)
-            except UserError as error:
-                errors.append(error)
-                continue
-            best = plan if best is None or plan.seconds < best.seconds else best
-    if best is None:
+    searches = [
+        SharedMeshSearch(problem, alike, p * each)
+        for p in meshes
+        for alike in _alike(problem.configs, devices // p)
+    ]
+    possible = [search for search in searches if np.isfinite(search.bound)]
+    if not possible:
         even = "" if mesh_multiple == 1 else f" of a multiple of {mesh_multiple}"
         how_many = "" if request.num_stages is None else f"{request.num_stages} stages of "
         raise UserError(
             f"no plan puts {counted(each, 'stage')} on every mesh{even}, of "
             f"{how_many}{problem.num_layers} layers on {devices} devices"
-            + (f": {errors[0]}" if errors else "")
+            + (f": {_why_infeasible(problem, searches[0])}" if searches else "")
         )
-    return best
+    return possible
+
+
+def _why_infeasible(problem: StageProblem, search: SharedMeshSearch) -> str:
+    """What so many stages lack, every device counted once for each of its stages."""
+    chosen = list(search.configs)
+    counts = [held.in_flight for held in held_copies(problem, search.num_stages)]
+    outside, shape = problem.outside_bytes, problem.seconds[:, :, chosen].shape
+    alone = replace(
+        problem,
+        configs=tuple(problem.configs[index] for index in chosen),
+        num_devices=tuple(problem.stages_per_mesh * count for count in problem.num_devices),
+        seconds=problem.seconds[:, :, chosen],
+        forward_seconds=problem.forward_seconds[:, :, chosen],
+        fixed_bytes=problem.fixed_bytes[:, :, chosen],
+        activation_bytes=problem.activation_bytes[:, :, chosen],
+        outside_bytes=None if outside is None else outside[:, :, chosen],
+        in_flight=lambda stage_from_end, *_: counts[stage_from_end - 1],
+        stages_per_mesh=1,
+        homes=None,
+        # How stages of a mesh share its memory is not proven to be best.
+        least_bytes=(np.zeros(shape), np.zeros(shape)),
+    )
+    return why_infeasible(alone, search.num_stages)
 
 
 def _alike(configs: Sequence[StageConfig], num_devices: int) -> Iterator[tuple[int, ...]]:
@@ -147,34 +214,3 @@ def _alike(configs: Sequence[StageConfig], num_devices: int) -> Iterator[tuple[i
             plain = replace(config, recompute="none", offload="none")
             groups.setdefault(plain, []).append(index)
     yield from map(tuple, groups.values())
-
-
-def _solve(problem: StageProblem, num_stages: int, configs: tuple[int, ...]) -> StageSolution:
-    """The stage DP over some configs, every device counted once for each of its stages."""
-    each, chosen = problem.stages_per_mesh, list(configs)
-    counts = [held.in_flight for held in held_copies(problem, num_stages)]
-
-    def in_flight(stage_from_end: int, number: int, microbatches: int) -> float:
-        return counts[stage_from_end - 1]
-
-    outside, shape = problem.outside_bytes, problem.seconds[:, :, chosen].shape
-    flat = StageProblem(
-        num_layers=problem.num_layers,
-        configs=tuple(problem.configs[index] for index in chosen),
-        num_devices=tuple(each * count for count in problem.num_devices),
-        # B' of the objective above, for which the plain stage DP has the same minima.
-        num_microbatches=each * (each * problem.num_microbatches - 1) + 1,
-        seconds=problem.seconds[:, :, chosen],
-        forward_seconds=problem.forward_seconds[:, :, chosen],
-        fixed_bytes=problem.fixed_bytes[:, :, chosen],
-        activation_bytes=problem.activation_bytes[:, :, chosen],
-        memory_bytes=problem.memory_bytes,
-        transfer_seconds=problem.transfer_seconds,
-        in_flight=in_flight,
-        outside_bytes=None if outside is None else outside[:, :, chosen],
-        # How stages of a mesh share its memory is not proven to be best.
-        least_bytes=(np.zeros(shape), np.zeros(shape)),
-    )
-    solution = solve_stages(flat, num_stages)
-    stages = tuple((start, end, configs[config]) for start, end, config in solution.stages)
-    return evaluate(problem, stages, solution.status)

@@ -5,18 +5,25 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from shardopt.schedule.graph import chain_graph
-from shardopt.schedule.schedules import build_schedule, find_schedule, in_flight
+from shardopt.schedule.schedules import (
+    build_schedule,
+    find_schedule,
+    in_flight,
+    model_homes,
+)
 from shardopt.schedule.simulator import simulate
 from shardopt.solve.stages.baselines.planner import PlannerInput
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.search.shared_meshes import (
     least_busy_seconds,
     mean_in_flight,
+    near_sharing,
     sharing_planner,
     solve_sharing,
 )
@@ -25,8 +32,9 @@ from shardopt.support.errors import UserError
 from tests.unit.solve.stages.stage_problems import row
 
 
-def random_problem(seed: int, each: int) -> StageProblem:
+def random_problem(seed: int, schedule: str) -> StageProblem:
     """Seconds, bytes and transfers at random; two configs of each size, which recompute or not."""
+    each = find_schedule(schedule).model_stages_per_mesh
     rng = np.random.default_rng(seed)
     layers, devices = int(rng.integers(each, 7)), int(rng.choice([2, 4]))
     plain = row(1, 2, 4)[: 2 if devices == 2 else 3]
@@ -36,15 +44,16 @@ def random_problem(seed: int, each: int) -> StageProblem:
         num_layers=layers,
         configs=configs,
         num_devices=(devices,),
-        num_microbatches=int(rng.integers(1, 9)),
+        num_microbatches=2 * int(rng.integers(1, 9)),
         seconds=rng.integers(1, 9, shape).astype(float),
         forward_seconds=np.zeros(shape),
         fixed_bytes=rng.integers(0, 4, shape).astype(float),
         activation_bytes=rng.integers(0, 3, shape).astype(float),
         memory_bytes=(float(rng.choice([4.0, 8.0, 1e9])),),
         transfer_seconds=rng.integers(0, 3, (2, layers + 1)).astype(float),
-        in_flight=mean_in_flight(f"interleaved:{each}"),
+        in_flight=mean_in_flight(schedule),
         stages_per_mesh=each,
+        homes=partial(model_homes, schedule),
     )
 
 
@@ -67,25 +76,95 @@ def all_plans(problem: StageProblem) -> list[Stages]:
     return plans
 
 
-@pytest.mark.parametrize("each", [2, 3])
+@pytest.mark.parametrize("schedule", ["interleaved:2", "interleaved:3", "zb-v"])
 @pytest.mark.parametrize("seed", range(12))
-def test_the_best_plan_of_all(seed: int, each: int) -> None:
-    problem = random_problem(seed, each)
+def test_the_best_plan_of_all(seed: int, schedule: str) -> None:
+    problem = random_problem(seed, schedule)
     plans = [evaluate(problem, stages).seconds for stages in all_plans(problem)]
     if not plans:
+        each = problem.stages_per_mesh
         with pytest.raises(UserError, match=f"no plan puts {each} stages on every mesh"):
             solve_sharing(problem, PlannerInput())
         return
     plan = solve_sharing(problem, PlannerInput())
     assert plan.seconds == pytest.approx(min(plans))
+    assert (plan.status, plan.bound) == ("optimal", pytest.approx(min(plans)))
     assert is_plan(problem, plan.stages)
+    near = near_sharing(problem, PlannerInput(), 8)
+    assert near[0] == plan
+    assert all(is_plan(problem, each.stages) for each in near)
+    assert [each.seconds for each in near] == sorted(each.seconds for each in near)
+    assert len({each.stages for each in near}) == len(near)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved:2", "v-half", "chimera"])
+def test_cuts_of_many_layers_have_a_bound(schedule: str) -> None:
+    """Too many to look at all: what is found is at least the bound, and no worse than any of some
+    random cuts."""
+    rng, layers = np.random.default_rng(0), 40
+    starts, ends = np.mgrid[: layers + 1, : layers + 1]
+    each = rng.uniform(0.5, 1.5, layers)
+    before = np.concatenate([[0.0], np.cumsum(each)])
+    seconds = np.where(ends > starts, before[ends] - before[starts], np.inf)[..., None]
+    zeros = np.zeros_like(seconds)
+    kind = find_schedule(schedule)
+    problem = StageProblem(
+        num_layers=layers,
+        configs=row(1),
+        num_devices=(8,),
+        num_microbatches=16,
+        seconds=seconds,
+        forward_seconds=zeros,
+        fixed_bytes=zeros,
+        activation_bytes=zeros,
+        memory_bytes=(1.0,),
+        in_flight=mean_in_flight(schedule),
+        stages_per_mesh=kind.model_stages_per_mesh,
+        homes=partial(model_homes, schedule),
+    )
+    plan = solve_sharing(problem, PlannerInput(), kind.mesh_multiple)
+    count = len(plan.stages)
+    for _ in range(300):
+        cuts = sorted(rng.choice(np.arange(1, layers), count - 1, replace=False).tolist())
+        pairs = itertools.pairwise((0, *cuts, layers))
+        stages = tuple((start, end, 0) for start, end in pairs)
+        assert plan.seconds < evaluate(problem, stages).seconds
+    # The step of stages that are all equal, which these are not.
+    v = problem.stages_per_mesh
+    even = before[-1] / (8 * v)
+    assert even * (8 + v * 16 - 1) * 0.99 <= plan.bound <= plan.seconds
+    assert plan.seconds <= 1.1 * plan.bound
+
+
+def test_short_stages_of_a_mesh_make_up_for_long_ones() -> None:
+    """Ten equal layers on four meshes of two stages: by the longest stage alone, no cut is better
+    than two long stages on one mesh."""
+    seconds = np.subtract.outer(np.arange(11.0), np.arange(11.0)).T[..., None]
+    zeros = np.zeros_like(seconds)
+    problem = StageProblem(
+        num_layers=10,
+        configs=row(1),
+        num_devices=(4,),
+        num_microbatches=16,
+        seconds=np.where(seconds > 0, seconds, np.inf),
+        forward_seconds=zeros,
+        fixed_bytes=zeros,
+        activation_bytes=zeros,
+        memory_bytes=(1.0,),
+        in_flight=mean_in_flight("zb-v"),
+        stages_per_mesh=2,
+        homes=partial(model_homes, "zb-v"),
+    )
+    plan = solve_sharing(problem, PlannerInput(8))
+    sizes = [end - start for start, end, _ in plan.stages]
+    assert max(sizes[mesh] + sizes[7 - mesh] for mesh in range(4)) == 3
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_devices_that_always_work_are_a_bound(seed: int) -> None:
     """Of every plan the busiest mesh works no less, and where only one mesh is possible, the bound
     is what it works."""
-    problem = random_problem(seed, 2)
+    problem = random_problem(seed, "interleaved:2")
     bound = least_busy_seconds(problem)
     for stages in all_plans(problem):
         meshes = len(stages) // 2
@@ -131,6 +210,7 @@ def test_the_formula_is_the_simulated_step_of_equal_stages(
         activation_bytes=zeros,
         memory_bytes=(1.0,),
         stages_per_mesh=each,
+        homes=partial(model_homes, f"interleaved:{each}"),
     )
     formula = evaluate(problem, tuple((s, s + 1, 0) for s in range(stages))).seconds
     graph = chain_graph(stages)
@@ -162,7 +242,7 @@ def test_stages_on_two_meshes_share_their_memory() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_best_plan_of_an_even_number_of_meshes(seed: int) -> None:
-    problem = replace(random_problem(seed, 1), stages_per_mesh=1)
+    problem = random_problem(seed, "chimera")
     plans = [
         evaluate(problem, stages).seconds for stages in all_plans(problem) if len(stages) % 2 == 0
     ]
@@ -176,7 +256,7 @@ def test_the_best_plan_of_an_even_number_of_meshes(seed: int) -> None:
 
 
 def test_what_cannot_be_laid_so_is_refused() -> None:
-    problem = random_problem(0, 2)
+    problem = random_problem(0, "interleaved:2")
     with pytest.raises(UserError, match="3 stages cannot be laid on meshes of 2 stages each"):
         solve_sharing(problem, PlannerInput(3))
     with pytest.raises(UserError, match="expected one host group"):

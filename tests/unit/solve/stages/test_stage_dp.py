@@ -38,7 +38,7 @@ def test_perfect_scaling_needs_one_stage() -> None:
 def test_poor_scaling_needs_a_pipeline() -> None:
     solution = solve_stages(additive([1] * 4, (1, 2, 4), 4, 8, 0.5))
     assert (solution.stages, solution.seconds) == (tuple((k, k + 1, 0) for k in range(4)), 11.0)
-    assert (solution.max_stage_seconds, solution.sum_seconds, solution.bound) == (1.0, 4.0, 11.0)
+    assert (solution.slot_seconds, solution.sum_seconds, solution.bound) == (1.0, 4.0, 11.0)
     assert solution.status == "optimal"
 
 
@@ -67,7 +67,7 @@ def test_a_slow_transfer_is_a_station_of_the_pipeline() -> None:
         problem, transfer_seconds=np.array([[0.0, 3.0, 2.5, 3.0, 0.0], [0.0, 3.0, 1.0, 3.0, 0.0]])
     )
     both = solve_stages(slow, 2)
-    assert (both.max_stage_seconds, both.sum_seconds) == (2.5, 4 + 2.5 + 1.0), (
+    assert (both.slot_seconds, both.sum_seconds) == (2.5, 4 + 2.5 + 1.0), (
         "gradients go back at the same time"
     )
     assert solve_stages(slow).stages == ((0, 4, 1),)
