@@ -12,7 +12,7 @@ here devices do, so that the numbers are those of a step without it."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -59,6 +59,18 @@ def spreads(name: str, operand_bytes: Iterable[int]) -> bool:
     """Whether an operation around the loop only writes something small over and over: several
     pieces read such values, and none should hold them for another."""
     return name in _SPREADING and all(size <= _SMALL_BYTES for size in operand_bytes)
+
+
+def reads_with_copies(values: Iterable[V], copied: Callable[[V], Iterable[V]]) -> list[V]:
+    """`values`, and what their makers read if each reader has a copy of them: `copied` gives the
+    operands of such a maker, none of others."""
+    found = dict.fromkeys(values)
+    pending = list(found)
+    while pending:
+        fresh = [value for value in copied(pending.pop()) if value not in found]
+        found.update(dict.fromkeys(fresh))
+        pending += fresh
+    return list(found)
 
 
 def update_pieces(

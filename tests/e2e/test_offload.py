@@ -94,6 +94,39 @@ def test_whatever_the_plan_is_the_numbers_stay(options: dict[str, Any]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@cache
+def preconditioned() -> tuple[bytes, list[np.ndarray]]:
+    """Updates that solve equations with averages on the hosts: a loop over pivots is in them, and
+    what pieces of an update hand on is small."""
+    rows, width = 8, 12
+
+    def loss(weights: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = x + jnp.tanh(x @ weight)
+        return jnp.mean((x - y) ** 2)
+
+    def step(weights: Any, averages: Any, x: jax.Array, y: jax.Array) -> Any:
+        value, grads = jax.value_and_grad(loss)(weights, x, y)
+        averages = [0.9 * a + 0.1 * g @ g.T for a, g in zip(averages, grads, strict=True)]
+        sizes = [jnp.eye(width) + a for a in averages]
+        updates = [jnp.linalg.solve(a, g) for a, g in zip(sizes, grads, strict=True)]
+        weights = [w - 0.1 * u for w, u in zip(weights, updates, strict=True)]
+        return weights, averages, value
+
+    values = np.random.default_rng(0).standard_normal((5, width, width)).astype(np.float32) * 0.3
+    averages = [jnp.eye(width)] * 3
+    return export_step(step, (list(values[:3]), averages), (values[3, :rows], values[4, :rows]))
+
+
+def test_updates_with_loops_keep_their_numbers() -> None:
+    model = preconditioned()
+    expected, outputs = (
+        run(plan_of(model, offload=mode, layers=2), model[1]) for mode in ("none", "optimizer")
+    )
+    for one, other in zip(expected, outputs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
 def test_processes_keep_it_on_their_hosts_too() -> None:
     model = momentum()
     plan = plan_of(model, offload="optimizer")

@@ -40,7 +40,7 @@ from shardopt.dialect.token_slices import TOKEN_SLICES
 from shardopt.extract.layered_body import read_body
 from shardopt.extract.op_graph import read_tensor, reads
 from shardopt.graph.op_graph import SHARED
-from shardopt.graph.streamed_state import update_pieces
+from shardopt.graph.streamed_state import reads_with_copies, update_pieces
 from shardopt.ir.rewriting import defining, symbol_name
 from shardopt.mesh.mesh import Mesh
 from shardopt.passes.stages.cut_repeats import cut_repeats
@@ -144,6 +144,11 @@ class _Staging:
         producer = defining(value)
         return producer is not None and self.stage_of.get(producer) == SHARED
 
+    def _reads_of_copy(self, value: ir.Value) -> list[ir.Value]:
+        """What the maker of a value reads, if each group that reads the value has a copy of it."""
+        maker = defining(value)
+        return reads(maker) if maker is not None and self._is_shared(value) else []
+
     def _accumulator_stage(self, result: int) -> int:
         producer = defining(self.program.body_returned[result])
         return 0 if producer is None else max(self.stage_of[producer], 0)
@@ -217,7 +222,8 @@ class _Staging:
     def _pieces(self, group: Group) -> list[Group]:
         """A group around the loop, in parts that read little of what lies on the host."""
         makes = [list(op.results) for op in group.ops]
-        pieces = update_pieces([reads(op) for op in group.ops], makes, self.resting)
+        seen = [reads_with_copies(reads(op), self._reads_of_copy) for op in group.ops]
+        pieces = update_pieces(seen, makes, self.resting)
         parts = {number: replace(group, ops=[], exports=[]) for number in sorted({*pieces}) or [0]}
         for op, number in zip(group.ops, pieces, strict=True):
             parts[number].ops.append(op)

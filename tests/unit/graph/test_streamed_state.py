@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardopt.graph.streamed_state import StateUse, update_pieces
+from shardopt.graph.streamed_state import StateUse, reads_with_copies, update_pieces
 
 
 def test_parameters_are_updated_one_by_one_behind_what_they_share() -> None:
@@ -22,6 +22,17 @@ def test_small_neighbours_are_one_piece() -> None:
     reads, makes = [["m0"], ["m1"], ["m2"], ["m3"]], [["a"], ["b"], ["c"], ["d"]]
     assert update_pieces(reads, makes, {"m0": 5, "m1": 2, "m2": 3, "m3": 1}) == (1, 2, 2, 3)
     assert update_pieces(reads, makes, {}) == (0, 0, 0, 0)
+
+
+def test_no_piece_waits_for_a_later_one_through_what_it_copies() -> None:
+    """Whoever reads `wide` has a copy of what makes it, of `low`, which only the second makes."""
+    operands = {"wide": ["narrow"], "narrow": ["low"]}
+    reads = [["m0"], ["m1"], ["a", "wide"]]
+    seen = [reads_with_copies(each, lambda value: operands.get(value, [])) for each in reads]
+    assert seen == [["m0"], ["m1"], ["a", "wide", "narrow", "low"]]
+    makes = [["a"], ["low"], ["b"]]
+    assert update_pieces(reads, makes, {"m0": 1, "m1": 1}) == (1, 2, 1)
+    assert update_pieces(seen, makes, {"m0": 1, "m1": 1}) == (1, 1, 1)
 
 
 @given(st.data())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardopt.graph.streamed_state import update_pieces
+from shardopt.graph.streamed_state import reads_with_copies, update_pieces
 from shardopt.solve.stages.body.backward import backward_rows
 from shardopt.solve.stages.step_graph import StepGraph
 
@@ -54,7 +54,15 @@ def _pieces(step: StepGraph, part: Fragment) -> tuple[Fragment, ...]:
         return (part,)
     ops, resting = step.graph.ops, {t: step.graph.tensors[t].size_bytes for t in step.on_host}
     units = runs(part.ops, lambda op: bool(ops[op].block))
-    reads = [[t for op in unit for t in ops[op].operands] for unit in units]
+
+    def copied(tensor: int) -> tuple[int, ...]:
+        maker = step.producers[tensor]
+        is_copied = step.is_shared(tensor) and not step.in_body(maker)
+        return ops[maker].operands if is_copied else ()
+
+    reads = [
+        reads_with_copies((t for op in unit for t in ops[op].operands), copied) for unit in units
+    ]
     makes = [[t for op in unit for t in ops[op].results] for unit in units]
     of_piece: dict[int, list[int]] = {}
     for unit, number in zip(units, update_pieces(reads, makes, resting), strict=True):

@@ -33,6 +33,7 @@ def offload_state(step: StepGraph) -> StepGraph:
     layers = tuple(
         SHARED
         if not step.in_body(number)
+        and not op.block  # in a loop or branch it goes with that
         and spreads(op.name, (tensors[tensor].size_bytes for tensor in op.operands))
         else layer
         for number, (op, layer) in enumerate(zip(step.graph.ops, step.op_layer, strict=True))
