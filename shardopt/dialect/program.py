@@ -74,6 +74,10 @@ class StepProgram:
         """Operands of the terminator of `@microbatch`, in the order of the call's results."""
         return list(terminator(self.body_block).operands)
 
+    def body_result(self, number: int) -> ir.Value:
+        """One of `body_returned`, for those who ask for all of them one after the other."""
+        return terminator(self.body_block).operands[number]
+
     @cached_property
     def captured(self) -> dict[int, ir.Value]:
         """argument of `@microbatch` -> the value of `@main` that the loop captures for it."""

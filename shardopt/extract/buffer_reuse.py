@@ -5,6 +5,7 @@ predicted."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from jaxlib.mlir import ir
@@ -54,10 +55,11 @@ def _dying_inputs(
     this fragment."""
     # What is passed twice cannot be donated: the other one would read what is written over it.
     operands = list(fragment.operands)
+    times = Counter(operands)
     return [
         k
         for k, v in enumerate(operands)
-        if v in owned and last_use.get(v) == fragment and operands.count(v) == 1
+        if v in owned and last_use.get(v) == fragment and times[v] == 1
     ]
 
 

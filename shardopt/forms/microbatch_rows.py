@@ -9,6 +9,7 @@ either way the step would be another one, without a word."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from jaxlib.mlir import ir
@@ -36,9 +37,9 @@ def call_violations(program: StepProgram) -> Iterator[Violation]:
     for op in body_of(program.loop_block):
         if op != program.call:
             yield Violation(op, f"expected only a call in the microbatch loop, found '{op.name}'")
-    passed = list(program.call.operands)
+    passed = Counter(program.call.operands)
     for number, argument in enumerate(carried[:-1]):
-        if (times := passed.count(argument)) != 1:
+        if (times := passed[argument]) != 1:
             yield Violation(
                 program.call,
                 f"expected carried value {number} among the operands once, found it {times} times",

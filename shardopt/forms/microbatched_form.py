@@ -90,7 +90,7 @@ def _of_call(program: StepProgram) -> Iterator[Violation]:
 def _of_captures(program: StepProgram) -> Iterator[Violation]:
     arguments: list[ir.Value] = list(program.body_block.arguments)
     for argument, result in program.carried:
-        value = program.body_returned[result]
+        value = program.body_result(result)
         if value in arguments and value != arguments[argument]:
             yield Violation(
                 program.body,

@@ -78,7 +78,7 @@ def _collects_rows(program: StepProgram, number: int) -> bool:
     """Whether each microbatch writes rows of its own into a loop result, such as those of a cache;
     a gradient sums over all rows."""
     argument, result = program.carried[number]
-    maker = defining(program.body_returned[result], "stablehlo.dynamic_update_slice")
+    maker = defining(program.body_result(result), "stablehlo.dynamic_update_slice")
     return maker is not None and maker.operands[0] == program.body_block.arguments[argument]
 
 
@@ -214,7 +214,7 @@ def _extract_main(
     for k, (number, returned) in enumerate(program.carried):
         # An accumulator that no operation with a layer reads goes with layer 0.
         readers = body_layer.get(body.tensor(program.body_block.arguments[number]), (0,))
-        layer = made_in.get(body.tensor(program.body_returned[returned]), SHARED)
+        layer = made_in.get(body.tensor(program.body_result(returned)), SHARED)
         # What every reader copies has no layer: then the last that reads the accumulator has it.
         layer = readers[-1] if layer == SHARED else layer
         owned[reader.tensor(program.loop.results[k])] = layer

@@ -35,7 +35,7 @@ def accumulation(program: StepProgram, number: int) -> tuple[ir.Operation, ir.Va
     """What adds to carried value `number`, and the term that it adds; None where the body does
     anything else with it."""
     argument, result = program.carried[number]
-    accumulator, returned = program.body_block.arguments[argument], program.body_returned[result]
+    accumulator, returned = program.body_block.arguments[argument], program.body_result(result)
     root = defining(returned, ADD)
     outside = program.loop_block.arguments[number], program.call.results[result]
     if root is None or not all(map(read_once, (accumulator, returned, *outside))):

@@ -152,7 +152,7 @@ class _Mirror:
 
     def _carried(self, argument: int, result: int) -> _Carried:
         program, value = self.program, self.arguments[argument]
-        out = program.body_returned[result]
+        out = program.body_result(result)
         readers = [use.owner.operation for use in value.uses]
         maker = defining(out)
         if not readers and maker is not None:
@@ -179,7 +179,7 @@ class _Mirror:
         return start, _in_layer(neutral(start.type, carried.reducer), SHARED)
 
     def _join(self, carried: _Carried, ends: Sequence[ir.Value]) -> ir.Value:
-        maker = defining(self.program.body_returned[carried.result])
+        maker = defining(self.program.body_result(carried.result))
         assert maker is not None  # else it would not be carried
         layer = _layer(maker)
         if carried.reducer:
@@ -261,7 +261,7 @@ class _Mirror:
         if self.index is not None and copy:
             values[self.index] = self._later(index, point)
         writes = {
-            defining(self.program.body_returned[each.result])
+            defining(self.program.body_result(each.result))
             for each in self.carried
             if each.rows is not None
         }
@@ -282,7 +282,7 @@ class _Mirror:
             layer = _layer(op)
             new.attributes[LAYER] = i64(layer + copy * self.num_layers * (layer != SHARED))
             values.update(zip(op.results, new.results, strict=True))
-        return [values[self.program.body_returned[each.result]] for each in self.carried]
+        return [values[self.program.body_result(each.result)] for each in self.carried]
 
     def _later(self, index: ir.Value, point: ir.InsertionPoint) -> ir.Value:
         """The number of the microbatch of the second half."""

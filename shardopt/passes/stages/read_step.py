@@ -75,7 +75,7 @@ class _StepReader:
         begin = len(reader.ops)
         self._read(program.body_ops, repeat=program.num_microbatches)
         stop = len(reader.ops)
-        after = [reader.tensor(program.body_returned[result]) for _, result in program.carried]
+        after = [reader.tensor(program.body_result(result)) for _, result in program.carried]
         for result, tensor in zip(program.loop.results, after, strict=True):
             reader.bind(result, tensor)
         self._sum_points(after)
@@ -134,7 +134,7 @@ class _StepReader:
         starts = []
         for (argument, result), value in zip(program.carried, program.loop.operands, strict=False):
             tensor = reader.tensor(value)
-            start, maker = defining(value), defining(program.body_returned[result])
+            start, maker = defining(value), defining(program.body_result(result))
             layer = SHARED if maker is None else ir.IntegerAttr(maker.attributes[LAYER]).value
             if start is not None and start.name == "stablehlo.constant" and layer != SHARED:
                 original = next(op for op in reader.ops if tensor in op.results)
@@ -153,7 +153,7 @@ class _StepReader:
         for value, tensor, (_, number) in zip(
             program.loop.results, after, program.carried, strict=True
         ):
-            maker = defining(program.body_returned[number])
+            maker = defining(program.body_result(number))
             layer = SHARED if maker is None else ir.IntegerAttr(maker.attributes[LAYER]).value
             if layer == SHARED or not any(True for _ in value.uses):
                 continue

@@ -150,7 +150,7 @@ class _Staging:
         return reads(maker) if maker is not None and self._is_shared(value) else []
 
     def _accumulator_stage(self, result: int) -> int:
-        producer = defining(self.program.body_returned[result])
+        producer = defining(self.program.body_result(result))
         return 0 if producer is None else max(self.stage_of[producer], 0)
 
     def _resolve_body(self) -> list[Resolved]:
@@ -162,7 +162,7 @@ class _Staging:
         for (kind, stage), group in groups.items():
             group.backward = kind == "fwd" and self.goes_back and ("bwd", stage) not in groups
         for stage, (_, result) in zip(self.accumulator_stage, self.program.carried, strict=True):
-            value = self.program.body_returned[result]
+            value = self.program.body_result(result)
             if self._is_shared(value):
                 groups.setdefault(
                     ("fwd", stage), Group(self._mesh(stage), stage, "fwd")
@@ -341,7 +341,7 @@ class _Staging:
         index = None if program.index_argument is None else arguments[program.index_argument]
         function, out = self._function(program.body, [*captures, *carried, (index, 0)])
         write_topology(function, self.placement.topology, devices=False)
-        returned = [program.body_returned[result] for _, result in program.carried]
+        returned = [program.body_result(result) for _, result in program.carried]
         live = {value for group in body for value in group.inputs} | set(returned)
         for group in body:
             out.emit(group, live)

@@ -18,8 +18,10 @@ types, names and sizes say nothing."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from shardopt.graph.op_graph import OpGraph
 from shardopt.solve.microbatches.row_flow import (
@@ -228,6 +230,10 @@ class _Reader:
         self.leaves = Counter(
             step.trees[k] for k in _brought(step) if graph.tensors[step.arguments[k]].shape
         )
+        # There are about as many families as dimensions of weights, each of which asks all results.
+        self._of_result = {t: reduce(or_, self.flow.kept[t].values(), 0) for t in step.results}
+        states = [step.results[k] for k in step.replaced.values()]
+        self._results, self._states = map(self._rows_of, (step.results, states or step.results))
 
     def families(self) -> tuple[Family, ...]:
         work = {rows: self._work(rows) for rows in _joined(self.flow)}
@@ -241,8 +247,8 @@ class _Reader:
         step, flow = self.step, self.flow
         members = [rows for k, rows in enumerate(flow.rows) if family >> k & 1]
         inputs = [rows for rows in members if rows.number not in step.replaced]
-        dims = [dim for tensor in step.results for dim in self._dims(tensor, family)]
-        states = [step.results[k] for k in step.replaced.values()]
+        having = [tensor for tensor in step.results if self._of_result[tensor] & family]
+        dims = [dim for tensor in having for dim in self._dims(tensor, family)]
         state = tuple(self._carried(members, family))
         return Family(
             inputs=tuple(rows for rows in inputs if rows.number not in step.ignored),
@@ -253,10 +259,10 @@ class _Reader:
             looked_up=bool(flow.looked_up & family),
             parted=bool(flow.parted & family),
             parts={flow.rows[k]: n for k, n in flow.parts.items() if family >> k & 1},
-            agreed=len(self._fates(states or step.results, family)) < 2,
+            agreed=len(self._fates(self._states, family)) < 2,
             whole_trees=self._has_whole_trees(inputs),
             whole_state=self._has_whole_state(state),
-            kept=bool(dims) and self._fates(step.results, family) == {True},
+            kept=bool(dims) and self._fates(self._results, family) == {True},
             leads_results=bool(dims) and not any(dims),
         )
 
@@ -266,15 +272,18 @@ class _Reader:
     def _dims(self, tensor: int, family: int) -> list[int]:
         return [split.dim for split, rows in self.flow.kept[tensor].items() if rows & family]
 
-    def _fates(self, tensors: Iterable[int], family: int) -> set[bool]:
-        """Whether tensors have the family's rows (True) or only what these were summed to (False).
-        Tensors that do not depend on the family do not count."""
+    def _rows_of(self, tensors: Sequence[int]) -> Set[tuple[int, int]]:
+        """The distinct rows that results have, each with those and all that was summed to them."""
         return {
-            bool(self._dims(tensor, family))
-            for tensor in tensors
-            if self.graph.tensors[tensor].shape
-            and (self._dims(tensor, family) or self.flow.summed[tensor] & family)
+            (self._of_result[t], self._of_result[t] | self.flow.summed[t])
+            for t in tensors
+            if self.graph.tensors[t].shape
         }
+
+    def _fates(self, rows_of: Set[tuple[int, int]], family: int) -> set[bool]:
+        """Whether results have the family's rows (True) or only what these were summed to (False).
+        Results that do not depend on the family do not count."""
+        return {bool(kept & family) for kept, reached in rows_of if reached & family}
 
     def _carried(self, members: Sequence[Rows], family: int) -> Iterator[Rows]:
         """State whose successor has the same rows."""

@@ -15,8 +15,9 @@ anyway."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 
 from shardopt.graph.linear_ops import leaves_terms, linear_modes, plain_zeros
 from shardopt.graph.op_graph import Op, OpGraph
@@ -78,16 +79,19 @@ class _Analysis:
         # The linear modes of each operation whose operands are all unreduced, or zeros that the
         # operation can make for itself.
         self.modes = [linear_modes(op, graph.tensors, self.always_zero) for op in graph.ops]
+        self.makes_terms = [leaves_terms(op, self.always_zero) for op in graph.ops]
+        # The operands that each operation is linear in by the modes it has left.
+        self.linear_in: list[Set[int]] = [frozenset()] * len(graph.ops)
         self.unreduced: set[int] = set()
 
     def run(self) -> tuple[Linear, ...]:
         self._shrink_to_fixpoint()
         self.unreduced &= self._worthwhile()
         # A region is dropped as a whole, so what is left still fits together.
-        return tuple(map(self._linear, self.graph.ops, self.modes))
+        return tuple(map(self._linear, self.graph.ops, self.modes, self.makes_terms))
 
-    def _linear(self, op: Op, modes: Modes) -> Linear:
-        contracts = not op.block and leaves_terms(op, self.always_zero)
+    def _linear(self, op: Op, modes: Modes, makes_terms: bool) -> Linear:
+        contracts = not op.block and makes_terms
         is_unreduced = len(op.results) == 1 and op.results[0] in self.unreduced
         if not is_unreduced and self.unreduced.isdisjoint(op.operands):
             return _CONTRACTS if contracts else REDUCED
@@ -149,7 +153,8 @@ class _Analysis:
         for index in ops:
             if modes := self.modes[index]:
                 op = self.graph.ops[index]
-                self.modes[index] = tuple([mode for mode in modes if self._is_possible(op, mode)])
+                modes = tuple([mode for mode in modes if self._is_possible(op, mode)])
+                self.modes[index], self.linear_in[index] = modes, _linear_in(op.operands, modes)
 
     def _is_possible(self, op: Op, mode: tuple[int, ...]) -> bool:
         for k in mode:
@@ -161,20 +166,13 @@ class _Analysis:
     def _is_made(self, tensor: int) -> bool:
         producer = self.producers[tensor]
         op = self.graph.ops[producer]
-        if tensor in self.zeros or leaves_terms(op, self.always_zero):
+        if tensor in self.zeros or self.makes_terms[producer]:
             return True
         return any(op.operands[k] in self.unreduced for mode in self.modes[producer] for k in mode)
 
     def _is_read_linearly(self, tensor: int) -> bool:
-        readers = self.consumers[tensor]
-        return bool(readers) and all(self._reads_linearly(reader, tensor) for reader in readers)
-
-    def _reads_linearly(self, reader: int, tensor: int) -> bool:
-        modes = self.modes[reader]
-        if not modes:
-            return False
-        places = {k for k, t in enumerate(self.graph.ops[reader].operands) if t == tensor}
-        return any(places.issubset(mode) for mode in modes)
+        readers, linear_in = self.consumers[tensor], self.linear_in
+        return bool(readers) and all(tensor in linear_in[reader] for reader in readers)
 
     def _makes_zero(self, op: Op, tensor: int) -> bool:
         if tensor not in self.always_zero or self.producers[tensor] < 0:
@@ -214,6 +212,16 @@ class _Analysis:
             op.repeat < made.repeat
             or tensors[op.results[0]].size_bytes < tensors[inside[0]].size_bytes
         )
+
+
+def _linear_in(operands: Sequence[int], modes: Modes) -> Set[int]:
+    """The operands all uses of which are in one of the modes."""
+    among = ([operands[k] for k in mode] for mode in modes)
+    if len(set(operands)) == len(operands):
+        return frozenset(chain.from_iterable(among))
+    return frozenset(
+        tensor for each in among for tensor in each if each.count(tensor) == operands.count(tensor)
+    )
 
 
 class _Regions:
