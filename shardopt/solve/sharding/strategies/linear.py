@@ -15,9 +15,8 @@ anyway."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from shardopt.graph.linear_ops import leaves_terms, linear_modes, plain_zeros
 from shardopt.graph.op_graph import Op, OpGraph
@@ -80,8 +79,6 @@ class _Analysis:
         # operation can make for itself.
         self.modes = [linear_modes(op, graph.tensors, self.always_zero) for op in graph.ops]
         self.makes_terms = [leaves_terms(op, self.always_zero) for op in graph.ops]
-        # The operands that each operation is linear in by the modes it has left.
-        self.linear_in: list[Set[int]] = [frozenset()] * len(graph.ops)
         self.unreduced: set[int] = set()
 
     def run(self) -> tuple[Linear, ...]:
@@ -153,8 +150,7 @@ class _Analysis:
         for index in ops:
             if modes := self.modes[index]:
                 op = self.graph.ops[index]
-                modes = tuple([mode for mode in modes if self._is_possible(op, mode)])
-                self.modes[index], self.linear_in[index] = modes, _linear_in(op.operands, modes)
+                self.modes[index] = tuple([mode for mode in modes if self._is_possible(op, mode)])
 
     def _is_possible(self, op: Op, mode: tuple[int, ...]) -> bool:
         for k in mode:
@@ -171,8 +167,19 @@ class _Analysis:
         return any(op.operands[k] in self.unreduced for mode in self.modes[producer] for k in mode)
 
     def _is_read_linearly(self, tensor: int) -> bool:
-        readers, linear_in = self.consumers[tensor], self.linear_in
-        return bool(readers) and all(tensor in linear_in[reader] for reader in readers)
+        readers = self.consumers[tensor]
+        return bool(readers) and all(self._reads_linearly(reader, tensor) for reader in readers)
+
+    def _reads_linearly(self, reader: int, tensor: int) -> bool:
+        modes = self.modes[reader]
+        if not modes:
+            return False
+        operands = self.graph.ops[reader].operands
+        place = operands.index(tensor)
+        if tensor in operands[place + 1 :]:
+            places = {k for k, t in enumerate(operands) if t == tensor}
+            return any(places.issubset(mode) for mode in modes)
+        return any(place in mode for mode in modes)
 
     def _makes_zero(self, op: Op, tensor: int) -> bool:
         if tensor not in self.always_zero or self.producers[tensor] < 0:
@@ -212,16 +219,6 @@ class _Analysis:
             op.repeat < made.repeat
             or tensors[op.results[0]].size_bytes < tensors[inside[0]].size_bytes
         )
-
-
-def _linear_in(operands: Sequence[int], modes: Modes) -> Set[int]:
-    """The operands all uses of which are in one of the modes."""
-    among = ([operands[k] for k in mode] for mode in modes)
-    if len(set(operands)) == len(operands):
-        return frozenset(chain.from_iterable(among))
-    return frozenset(
-        tensor for each in among for tensor in each if each.count(tensor) == operands.count(tensor)
-    )
 
 
 class _Regions:

@@ -291,14 +291,13 @@ class _StrategyCosts:
             return 0.0
         work = self._work / shards
         count = len(self.operands)
-        alone = accessed_bytes(self.op.name, count, sizes, Accesses((1,) * len(sizes)))
+        alone = accessed_bytes(self.op.name, count, sizes, self._once)
         moved = (
             alone
             if self.accesses is None
             else accessed_bytes(self.op.name, count, sizes, self.accesses)
         )
         dtype = self._dtype
-        kernels = kernels_of(self.op.name, count, len(self.results), self.accesses)
         attention = self.accesses.attention if self.accesses else ()
         if self.op.attention is not None:
             attention = (self.op.attention,)
@@ -309,7 +308,7 @@ class _StrategyCosts:
             alone_bytes=alone,
             kernel_bytes=moved,
             dtype=dtype,
-            kernels=kernels,
+            kernels=self._kernels,
             batched=self._is_batched or self.op.attention is not None,
             product=product,
             attention=attention,
@@ -330,6 +329,15 @@ class _StrategyCosts:
             return inf
         peak = peak_flops(self.device, self._dtype)
         return least_attention_seconds(kernels.attention, peak, self._work / shards)
+
+    @cached_property
+    def _once(self) -> Accesses:
+        """Each tensor in one kernel."""
+        return Accesses((1,) * (len(self.operands) + len(self.results)))
+
+    @cached_property
+    def _kernels(self) -> int:
+        return kernels_of(self.op.name, len(self.operands), len(self.results), self.accesses)
 
     @cached_property
     def _work(self) -> float:
