@@ -31,8 +31,9 @@ class StateUse:
 
     `owner` is the layer of the argument, `readers` are the layers of the operations around the loop
     that read it, `maker` is the layer of the one there that makes the result, None where none does;
-    `returned` says how often that is a result, `elsewhere` whether the loop reads the argument, or
-    it is a result as it is, as of a weight that becomes an older version."""
+    `returned` says how often that is a result, `elsewhere` whether the loop reads the argument or
+    what replaces it, as an average that is brought up to date first, or the argument is a result as
+    it is, as of a weight that becomes an older version."""
 
     rank: int
     owner: int

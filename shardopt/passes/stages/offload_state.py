@@ -86,7 +86,7 @@ def _uses(program: StepProgram) -> Iterator[tuple[int, StateUse]]:
                 rank=ir.RankedTensorType(argument.type).rank,
                 owner=ir.IntegerAttr(attributes[number][LAYER]).value,
                 readers=readers.get(argument, set()),
-                elsewhere=argument in in_loop or argument in times,
+                elsewhere=not in_loop.isdisjoint((argument, value)) or argument in times,
                 maker=None if maker is None or maker == program.loop else _layer(maker),
                 returned=times[value],
             ),

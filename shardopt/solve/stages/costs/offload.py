@@ -58,7 +58,8 @@ def _use(step: StepGraph, before: int, after: int, returned: int) -> StateUse:
         rank=len(step.graph.tensors[before].shape),
         owner=step.owner.get(before, SHARED) if is_input else SHARED,
         readers={step.op_layer[op] for op in readers},
-        elsewhere=any(map(step.in_body, readers)) or before in step.graph.outputs,
+        elsewhere=any(map(step.in_body, (*readers, *step.consumers[after])))
+        or before in step.graph.outputs,
         maker=None if maker < 0 or step.in_body(maker) else step.op_layer[maker],
         returned=returned,
     )
