@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from shardopt.caching.memory import remembering
 from shardopt.options.plan_options import PlanOptions
-from shardopt.schedule.schedules import SEARCH, planned_schedules
+from shardopt.schedule.schedules import AUTO, SEARCH, planned_schedules
 from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
 
@@ -84,12 +84,16 @@ def microbatch_choices(
 
 def schedule_choices(choice: Choice) -> tuple[Choice, ...]:
     """The choice with each schedule that stages can be planned for, or as it is where these are not
-    searched; those of one stage a mesh first, as most of what they cost serves all."""
+    searched; those of one stage a mesh first, as most of what they cost serves all, then those with
+    the least bubble, as most others can be given up early against a short step."""
+    from shardopt.schedule.even_pipeline import least_bubble_first
+
     if choice.options.schedule != SEARCH:
         return (choice,)
+    others = [name for name in planned_schedules() if name != AUTO]
     return tuple(
         Choice(f"{choice.name}, {name}".removeprefix(", "), replace(choice.options, schedule=name))
-        for name in planned_schedules()
+        for name in (AUTO, *least_bubble_first(others))
     )
 
 

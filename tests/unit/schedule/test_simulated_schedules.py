@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardopt.schedule.builders.pipedream import weight_versions
-from shardopt.schedule.even_pipeline import EvenPipeline
+from shardopt.schedule.even_pipeline import EvenPipeline, least_bubble_first
 from shardopt.schedule.schedules import (
     SCHEDULES,
     build_schedule,
@@ -148,3 +148,16 @@ def test_stages_of_pipedream_are_as_old_as_they_keep_versions() -> None:
         kept = [weight_versions(row, kind.delayed) for row in rows]
         assert kind.weight_ages is not None
         assert [1 + age for age in kind.weight_ages(4)] == kept
+
+
+def test_schedules_are_put_in_order_by_their_bubble() -> None:
+    """Zero bubble before one and a half, more stages a mesh before fewer, 1F1B behind them."""
+    names = ["1f1b", "interleaved:2", "interleaved:4", "zb-v", "interleaved:3", "dualpipe-v"]
+    assert least_bubble_first(names) == [
+        "dualpipe-v",
+        "zb-v",
+        "interleaved:4",
+        "interleaved:3",
+        "interleaved:2",
+        "1f1b",
+    ]
