@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # By how many objects young ones grow between collections, and how many of these between those of
-# older ones. Every object that stays is looked through at least once: 12 million, a fiftieth of the
-# time, of which 3,000 could be freed, where a training step of 15B parameters is planned.
+# older ones. Every object that stays is looked through at least once, a fiftieth of the time for 12
+# million of them; 3,000 objects could be freed where a GPT of 1.3B parameters was planned.
 _YOUNG, _OLDER, _OLDEST = 20_000_000, 20, 1_000
 
 
