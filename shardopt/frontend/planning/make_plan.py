@@ -156,6 +156,7 @@ def _run_phases(
             if phase == "import" and (best := _search(module, options, run, handler)) is not None:
                 for diagnostic in best.diagnostics:
                     handler(diagnostic)
+                assert best.module is not None, "that of the best is kept"
                 module, chosen = best.module, best.choice.options
                 forms += best.forms
         loaded.keep(forms[-1][1], module)

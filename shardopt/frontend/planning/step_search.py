@@ -48,10 +48,11 @@ class Choice:
 @dataclass
 class Attempt:
     """A choice whose stages are planned: the module, its form after each phase, and what was
-    reported; `step_seconds` is None, and `refusal` says why, where there is no plan."""
+    reported, as long as it may be the best; `step_seconds` is None, and `refusal` says why, where
+    there is no plan."""
 
     choice: Choice
-    module: ir.Module
+    module: ir.Module | None
     forms: list[tuple[str, bytes]] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
     num_layers: int = 0
@@ -140,10 +141,11 @@ def best_choice(
     with remembering():
         for choice in choices:
             clustered = _cluster(choice, copy_of(module), run)
-            first = len(attempts)
-            for each in schedule_choices(choice):
+            first, with_schedules = len(attempts), schedule_choices(choice)
+            for each in with_schedules:
                 limit = best.step_seconds * (1 - margin) if best and best.step_seconds else None
-                attempt = _plan_stages(each, clustered, run, limit)
+                is_only = len(with_schedules) == 1
+                attempt = _plan_stages(each, clustered, run, limit, is_only)
                 attempts.append(attempt)
                 if attempt.step_seconds is None or (limit and attempt.step_seconds >= limit):
                     _forget(attempt)
@@ -190,7 +192,7 @@ def _try(
     choice: Choice, module: ir.Module, run: RunPhase, faster_than: float | None = None
 ) -> Attempt:
     """Plan the stages, as long as a step may take less than `faster_than` seconds."""
-    return _plan_stages(choice, _cluster(choice, module, run), run, faster_than)
+    return _plan_stages(choice, _cluster(choice, module, run), run, faster_than, is_only=True)
 
 
 def _cluster(choice: Choice, module: ir.Module, run: RunPhase) -> Attempt:
@@ -208,19 +210,22 @@ def _cluster(choice: Choice, module: ir.Module, run: RunPhase) -> Attempt:
 
 
 def _plan_stages(
-    choice: Choice, clustered: Attempt, run: RunPhase, faster_than: float | None
+    choice: Choice, clustered: Attempt, run: RunPhase, faster_than: float | None, is_only: bool
 ) -> Attempt:
-    """Go on from `clustered`, which stays as it is."""
+    """Go on from `clustered`, which stays as it is unless this is the only choice that does so."""
     from shardopt.dialect.prediction import read_prediction
     from shardopt.dialect.program import read_program
     from shardopt.ir.rewriting import copy_of
 
+    module = clustered.module
+    assert module is not None, "nothing has ended yet"
     if clustered.refusal is not None:  # a phase has left the module unusable
         return replace(clustered, choice=choice)
+    module = module if is_only else copy_of(module)
     attempt = replace(
         clustered,
         choice=choice,
-        module=copy_of(clustered.module),
+        module=module,
         forms=[*clustered.forms],
         diagnostics=[*clustered.diagnostics],
     )
@@ -229,7 +234,7 @@ def _plan_stages(
     except UserError as error:
         attempt.refusal = error
         return attempt
-    prediction = read_prediction(read_program(attempt.module).loop)
+    prediction = read_prediction(read_program(module).loop)
     attempt.step_seconds = prediction.step_seconds if prediction else None
     return attempt
 
@@ -237,8 +242,10 @@ def _plan_stages(
 def _run_phase(attempt: Attempt, phase: str, run: RunPhase, more: str = "") -> None:
     from shardopt.ir.io import module_bytecode
 
-    run(attempt.module, phase, attempt.choice.options, attempt.diagnostics.append, more)
-    attempt.forms.append((phase, module_bytecode(attempt.module)))
+    module = attempt.module
+    assert module is not None, "nothing has ended yet"
+    run(module, phase, attempt.choice.options, attempt.diagnostics.append, more)
+    attempt.forms.append((phase, module_bytecode(module)))
 
 
 def _count_layers(ops: Iterable[ir.Operation]) -> int:
@@ -251,6 +258,7 @@ def _count_layers(ops: Iterable[ir.Operation]) -> int:
 
 def _forget(attempt: Attempt) -> None:
     """Keep what it said of the step, not the modules."""
+    attempt.module = None
     attempt.forms.clear()
     attempt.diagnostics.clear()
 
