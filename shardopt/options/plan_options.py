@@ -163,7 +163,7 @@ class PlanOptions:
     memory_budget: str = row(
         "",
         help="bytes that a device may hold, such as 512MiB, instead of a share of its memory",
-        phases=("stage", "shard", "intra"),
+        phases=("stage", "shard", "intra", "schedule"),
         functions=_EVERYWHERE,
         metavar="BYTES",
         accepts=dict.fromkeys(_EVERYWHERE, "int | str"),

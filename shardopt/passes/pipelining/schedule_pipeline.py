@@ -14,10 +14,12 @@ their receivers or not; 3. simulate; 4. write the attribute."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.mpmd import read_topology
 from shardopt.dialect.prediction import read_prediction
 from shardopt.dialect.program import StepProgram, read_program
@@ -30,6 +32,7 @@ from shardopt.extract.pipeline_graph import (
     simulate_pipeline,
     workload,
 )
+from shardopt.hardware.memory_limit import check_memory_options, memory_limit
 from shardopt.passes.base import Pass, PassContext, plan_option
 from shardopt.passes.pipelining.promised_seconds import report_promise
 from shardopt.schedule.auto import Chosen, auto_schedule
@@ -39,6 +42,7 @@ from shardopt.schedule.exchange import check_exchange
 from shardopt.schedule.schedules import AUTO, ScheduleText, find_schedule, usual_schedule
 from shardopt.schedule.simulator import SimulationResult
 from shardopt.support.errors import UserError
+from shardopt.support.sizes import format_bytes
 
 # A schedule is worth the task lists in the IR when it saves more than this share of the step.
 _WORTH_WHILE = 1e-3
@@ -99,6 +103,12 @@ class SchedulePipeline(Pass):
         "one within its memory",
     )
 
+    memory_fraction: float = plan_option("memory_fraction")
+    memory_budget: str = plan_option("memory_budget")
+
+    def __post_init__(self) -> None:
+        check_memory_options(self.memory_fraction, self.memory_budget)
+
     def check_options(self) -> None:
         if self.schedule.endswith(".csv"):
             read_csv_file(self.schedule)
@@ -116,7 +126,9 @@ class SchedulePipeline(Pass):
                 result = simulate_pipeline(text, pipeline, program.num_microbatches)
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
-        write_schedule(program.loop, text, result, peak_bytes(pipeline, result))
+        held = peak_bytes(pipeline, result)
+        write_schedule(program.loop, text, result, held)
+        self._report_memory(program, text.name, held, pm)
         reason = check_exchange(result.linked)
         if reason:
             message = (
@@ -129,6 +141,25 @@ class SchedulePipeline(Pass):
             report_promise(program, promised, result.makespan_seconds, pm)
         pm.statistic("makespan seconds", result.makespan_seconds)
         pm.statistic("bubble", result.bubble_fraction)
+
+    def _report_memory(
+        self, program: StepProgram, schedule: str, held: Sequence[int], pm: PassContext
+    ) -> None:
+        """A warning for each mesh that holds more than it may: only the simulated step tells what
+        its stages hold at once."""
+        if CLUSTER not in program.module.operation.attributes:
+            return
+        cluster = read_cluster(program.module)
+        for mesh, most in zip(read_topology(program.main), held, strict=True):
+            device = cluster.group_of(mesh).device
+            limit = memory_limit(device, self.memory_fraction, self.memory_budget)
+            if limit is not None and most > limit:
+                pm.warning(
+                    program.loop,
+                    f"mesh '{mesh.name}' holds up to {format_bytes(most)} a device under schedule "
+                    f"'{schedule}', where {format_bytes(limit)} are allowed; a smaller "
+                    "memory-budget leaves room",
+                )
 
     def _from_option(self, module: ir.Module, pm: PassContext) -> ScheduleText:
         if not self.schedule.endswith(".csv"):

@@ -8,6 +8,7 @@
 // RUN: shardopt-opt %t.short.mlir --shardopt-schedule-pipeline --remarks 2>&1 | FileCheck %s --check-prefix=SHORTER
 // RUN: sed 's/step_seconds = 10.0/step_seconds = 14.2/' %t.mlir > %t.near.mlir
 // RUN: shardopt-opt %t.near.mlir --shardopt-schedule-pipeline --remarks 2>&1 | FileCheck %s --check-prefix=NEAR
+// RUN: shardopt-opt %S/Inputs/two-stages.mlir --shardopt-schedule-pipeline="memory-budget=191" 2>&1 | FileCheck %s --check-prefix=MEMORY
 
 // F0 takes 2 s, the transfer 2 s, the last stage 3 s, the transfer back 1.5 s, B0 2 s. The second microbatch leaves the
 // last stage at 10 s, and the step ends at 13.5 s. Mesh m0 works 8 of 13.5 s, mesh m1 6.
@@ -25,6 +26,8 @@
 // The loop takes 13.5 s, zeros and update 1 s.
 // LONGER: warning: a step of the finished plan takes 14.5 s, 45% more than the 10 s that its stages were chosen for
 // SHORTER: remark: a step of the finished plan takes 14.5 s, 28% less than the 20 s that its stages were chosen for
+// MEMORY: warning: mesh 'm0' holds up to 192 bytes a device under schedule '1f1b', where 191 bytes are allowed; a smaller memory-budget leaves room
+// MEMORY: warning: mesh 'm1' holds up to 192 bytes
 // NEAR-NOT: finished plan
 // NEAR: step_seconds = 1.42
 // NEAR-NOT: finished plan
