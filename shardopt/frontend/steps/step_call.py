@@ -14,6 +14,7 @@ from shardopt.frontend.calls.batch_names import BatchNames, Dims, leaf_dims
 from shardopt.frontend.calls.call_signature import Leaves, flat_call, type_of
 from shardopt.frontend.calls.static_arguments import StaticArguments
 from shardopt.frontend.steps.module_calls import ModuleCall, module_call
+from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
 
 
@@ -87,9 +88,12 @@ def flat_batch(
             if dim < aval.ndim and number in exported.module_kept_var_idx:
                 dim_of[number] = dim
     if not dim_of and batch:
+        _, kwargs = jax.tree.unflatten(call.signature.tree, range(len(call.leaves)))
+        names = ", ".join((*static.parameters[: call.positional], *kwargs))
+        which = f"; its arguments are {names}" if names else ""
         raise UserError(
             f"{function}: {batch} name no array with a batch dimension in this call, which has "
-            f"{call.positional} positional arguments"
+            f"{counted(call.positional, 'positional argument')}{which}"
         )
     return dim_of
 

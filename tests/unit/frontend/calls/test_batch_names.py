@@ -92,7 +92,11 @@ def test_names_numbers_and_none() -> None:
             r"expected batch_argnums\[2\]\['x'\] to be a dimension, None .* 'y'",
         ),
         ({2: -1}, None, r"expected batch_argnums\[2\] to be a dimension, .* found -1"),
-        (7, None, r"f: batch_argnums=\(7,\) name no array with a batch dimension .* 3 positional"),
+        (
+            7,
+            None,
+            r"f: batch_argnums=\(7,\) name no array with a batch dimension .* 3 positional arguments; its arguments are mode, state, batch",
+        ),
         (None, {"missing": 1}, r"f: batch_argnames={'missing': 1} name no array"),
         (
             {2: {"tokens": 0, "table": None, "rates": None}},
