@@ -23,5 +23,5 @@
 // GIVEN: mpmd.for {{.*}} {iterations = 2 : ui32, shardopt.in_flight = array<i64: 2, 1>
 
 // PLANNER: error: schedule 'interleaved:2' puts several stages on a mesh: expected inter-op=dp, found megatron
-// LAYERS: error: no plan puts 3 stages on every mesh, of 2 layers on 1 devices
+// LAYERS: error: no plan puts 3 stages on every mesh, of 2 layers on 1 device: on 1 mesh of 1 device that makes 3 stages, each of which needs a layer
 // OTHER: error: schedule '1f1b' needs 1 stage on every mesh, got 2 stages on 1 meshes

@@ -175,11 +175,25 @@ def _searches(
         even = "" if mesh_multiple == 1 else f" of a multiple of {mesh_multiple}"
         how_many = "" if request.num_stages is None else f"{request.num_stages} stages of "
         raise UserError(
-            f"no plan puts {counted(each, 'stage')} on every mesh{even}, of "
-            f"{how_many}{problem.num_layers} layers on {devices} devices"
-            + (f": {_why_infeasible(problem, searches[0])}" if searches else "")
+            f"no plan puts {counted(each, 'stage')} on every mesh{even}, of {how_many}"
+            f"{counted(problem.num_layers, 'layer')} on {counted(devices, 'device')}"
+            + (_too_few_layers(problem) if not searches else _why_infeasible(problem, searches[0]))
         )
     return possible
+
+
+def _too_few_layers(problem: StageProblem) -> str:
+    """Where the fewest stages that submeshes allow are more than there are layers."""
+    devices, each = problem.num_devices[0], problem.stages_per_mesh
+    sizes = {config.num_devices for config in problem.configs}
+    largest = max((size for size in sizes if devices % size == 0), default=devices)
+    stages = devices // largest * each
+    if stages <= problem.num_layers:
+        return ""
+    return (
+        f": on {counted(devices // largest, 'mesh')} of {counted(largest, 'device')} that makes "
+        f"{stages} stages, each of which needs a layer"
+    )
 
 
 def _why_infeasible(problem: StageProblem, search: SharedMeshSearch) -> str:
@@ -202,7 +216,7 @@ def _why_infeasible(problem: StageProblem, search: SharedMeshSearch) -> str:
         # How stages of a mesh share its memory is not proven to be best.
         least_bytes=(np.zeros(shape), np.zeros(shape)),
     )
-    return why_infeasible(alone, search.num_stages)
+    return f": {why_infeasible(alone, search.num_stages)}"
 
 
 def _alike(configs: Sequence[StageConfig], num_devices: int) -> Iterator[tuple[int, ...]]:
