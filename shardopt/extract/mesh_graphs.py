@@ -27,16 +27,22 @@ from shardopt.dialect.mpmd import (
     read_methods,
     read_topology,
 )
+from shardopt.dialect.prediction import read_prediction
 from shardopt.dialect.program import body_of
 from shardopt.dialect.token_slices import read_token_slices
 from shardopt.extract.control_flow import RegionReader
 from shardopt.extract.op_graph import read_tensor
+from shardopt.extract.pipeline_graph import is_task, task_of
 from shardopt.extract.waiting_values import waiting_values
 from shardopt.graph.op_graph import OpGraph
 from shardopt.graph.residency import MicrobatchLoop, Residency
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.ir.splats import is_splat
 from shardopt.mesh.mesh import Mesh
+from shardopt.schedule.memory import in_flight_beside
+from shardopt.schedule.schedules import build_schedule, stage_homes
+from shardopt.schedule.tasks import Task
+from shardopt.support.errors import UserError
 
 
 @dataclass(eq=False)
@@ -83,6 +89,20 @@ class MeshGraph:
         """The stage of each fragment that has one, by the number of the fragment."""
         staged = ((k, op) for k, op in enumerate(self.fragments) if STAGE_ID in op.attributes)
         return {k: ir.IntegerAttr(op.attributes[STAGE_ID]).value for k, op in staged}
+
+    def in_flight_beside(self, tasks: Sequence[Task]) -> dict[tuple[int, int], int]:
+        """By fragment of the loop and other stage, how many microbatches of that stage are in
+        flight while the fragment runs, where the mesh has these tasks."""
+        fragments = {
+            task_of(op): k
+            for k, op in enumerate(self.fragments)
+            if STAGE_ID in op.attributes and is_task(op)
+        }
+        return {
+            (fragments[task], stage): count
+            for (task, stage), count in in_flight_beside(tasks).items()
+            if task in fragments
+        }
 
     @property
     def state(self) -> frozenset[int]:
@@ -234,11 +254,17 @@ class _Extractor:
             *(1 + max(mesh.stages.values(), default=0) for mesh in self.meshes.values()),
         )
         in_flight, methods = self.in_flight(op, count), read_methods(op, count)
-        slices = read_token_slices(op)
+        slices, tasks = (
+            read_token_slices(op),
+            _tasks_of_meshes(op, list(self.meshes.values()), count),
+        )
         for number, (mesh, start) in enumerate(zip(self.meshes.values(), starts, strict=True)):
             stages = mesh.stages
             mesh.loop = MicrobatchLoop(
-                start, len(mesh.reader.ops), *_shared(in_flight, stages, number)
+                start,
+                len(mesh.reader.ops),
+                *_shared(in_flight, stages, number),
+                mesh.in_flight_beside(tasks[number]) if tasks else {},
             )
             mesh.slices = 1 if slices is None else slices.count
             mesh.method = methods[min(stages.values(), default=number)]
@@ -274,15 +300,36 @@ class _Extractor:
         self.bind_all(list(op.results), self.read_block(block, repeat))
 
 
+def _tasks_of_meshes(
+    loop: ir.Operation, meshes: Sequence[MeshGraph], num_stages: int
+) -> tuple[tuple[Task, ...], ...]:
+    """The tasks of each mesh under the schedule that the stages were planned for; none where that
+    lays them on meshes in another way, or each mesh has one stage."""
+    planned = read_prediction(loop)
+    if planned is None or num_stages <= len(meshes):
+        return ()
+    try:
+        homes = stage_homes(planned.schedule, num_stages, len(meshes))
+        count = ir.IntegerAttr(loop.attributes["iterations"]).value
+        tasks = build_schedule(planned.schedule, num_stages, count, len(meshes)).tasks
+    except UserError:
+        return ()
+    known = [set(mesh.stages.values()) for mesh in meshes]
+    laid = [
+        {stage for stage, home in enumerate(homes) if home == mesh} for mesh in range(len(meshes))
+    ]
+    return tasks if known == laid else ()
+
+
 def _shared(
     in_flight: Sequence[int], stages: Mapping[int, int], number: int
-) -> tuple[int, dict[int, int]]:
-    """Microbatches in flight of a mesh, and of each of its fragments (number -> stage) where they
-    differ. A mesh without fragments counts as the stage of its own `number`."""
+) -> tuple[int, dict[int, int], dict[int, int]]:
+    """Microbatches in flight of a mesh, and of each of its fragments (number -> stage) where it has
+    several stages, with these. A mesh without fragments counts as the stage of its own `number`."""
     counts = {group: in_flight[stage] for group, stage in stages.items()}
     if len(set(stages.values())) < 2:
-        return next(iter(counts.values()), in_flight[number]), {}
-    return max(counts.values()), counts
+        return next(iter(counts.values()), in_flight[number]), {}, {}
+    return max(counts.values()), counts, dict(stages)
 
 
 def is_staged(main: ir.Operation) -> bool:

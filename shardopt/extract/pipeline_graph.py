@@ -63,6 +63,11 @@ class PipelineGraph:
         return len(self.fixed_bytes)
 
 
+def is_task(op: ir.Operation) -> bool:
+    """Whether a fragment has a place in the loop."""
+    return KIND in op.attributes and ir.StringAttr(op.attributes[KIND]).value in _KINDS
+
+
 def task_of(op: ir.Operation) -> StageTask:
     """The schedule task a body fragment belongs to. Raises ValueError for a kind that has no place
     in the loop."""

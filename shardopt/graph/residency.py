@@ -17,12 +17,15 @@ class MicrobatchLoop:
     backward at once.
 
     Where several stages share a mesh, `of_group` has the number of each group of operations (each
-    fragment) instead."""
+    fragment) instead, `stage_of` its stage, and `beside` how many of each other stage are in flight
+    while it runs, as far as a schedule says: at most as many as ever are."""
 
     start: int
     stop: int
     in_flight: int = 1
     of_group: Mapping[int, int] = field(default_factory=dict)
+    stage_of: Mapping[int, int] = field(default_factory=dict)
+    beside: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     def in_flight_of(self, groups: Iterable[int]) -> int:
         """Microbatches for which a value is held that operations of these groups make and read."""

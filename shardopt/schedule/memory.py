@@ -49,6 +49,31 @@ def peak_in_flight(tasks: Sequence[Task]) -> int:
     return peak
 
 
+def in_flight_beside(tasks: Sequence[Task]) -> dict[tuple[StageTask, int], int]:
+    """For each task of a list and each other stage in it: the most microbatches of that stage that
+    are alive, each from its first task to its last, while the task runs."""
+    alive_until: dict[tuple[int, int], int] = {}
+    for position, task in enumerate(tasks):
+        if task.microbatch != ONCE:
+            alive_until[task.stage, task.microbatch] = position
+    stages = dict.fromkeys(stage for stage, _ in alive_until)
+    alive = dict.fromkeys(stages, 0)
+    seen: set[tuple[int, int]] = set()
+    most: dict[tuple[StageTask, int], int] = {}
+    for position, task in enumerate(tasks):
+        if task.microbatch == ONCE:
+            continue
+        pair = task.stage, task.microbatch
+        alive[task.stage] += pair not in seen
+        seen.add(pair)
+        for stage in stages:
+            if stage != task.stage:
+                key = task.stage_task, stage
+                most[key] = max(most.get(key, 0), alive[stage])
+        alive[task.stage] -= alive_until[pair] == position
+    return most
+
+
 @dataclass(frozen=True)
 class LiveBytes:
     """`bytes` that a device of a mesh holds for each microbatch, from the start of the first of

@@ -133,7 +133,11 @@ class MeshSolver:
         in_flight = (
             ()
             if loop is None
-            else (loop.in_flight, *(count for _, count in sorted(loop.of_group.items())))
+            else (
+                loop.in_flight,
+                *(count for _, count in sorted(loop.of_group.items())),
+                *(count for _, count in sorted(loop.beside.items())),
+            )
         )
         residency = replace(kind.graph.residency, loop=loop)
         problem = kind.problem if kind.graph is graph else kind.problem.with_residency(residency)

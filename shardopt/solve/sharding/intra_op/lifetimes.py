@@ -21,10 +21,11 @@ Beside these stand, while an operation runs, what it needs beside the values the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 
 import numpy as np
 
@@ -373,27 +374,71 @@ class Lifetimes:
             first, others = tensor in in_memory, self.names.get(tensor, [])
             for name in (tensor, *others) if first else others:
                 readers = self.handed.direct_readers(name) if others else self.readers[name]
-                count = self._further(name, readers, loop)
-                if count and first:
-                    yield Lifetime(name, *self.loop_span, count)
-                elif count:
-                    alone = Alone(self.handed.operands[name], *self.loop_span)
-                    yield Lifetime(name, alone.start, alone.start, count, alone)
-                first = first and not count
+                spans = self._further(self._joined_groups(name, readers, loop), loop)
+                for start, stop, count in spans:
+                    if first:
+                        yield Lifetime(name, start, stop, count)
+                    else:
+                        alone = Alone(self.handed.operands[name], start, stop)
+                        yield Lifetime(name, start, start, count, alone)
+                first = first and not spans
 
-    def _further(self, tensor: int, readers: Sequence[int], loop: MicrobatchLoop) -> int:
-        """For how many microbatches more than one a value is held."""
+    def _joined_groups(
+        self, tensor: int, readers: Sequence[int], loop: MicrobatchLoop
+    ) -> frozenset[int]:
+        """The fragments of the loop that make and read a value, if they are several."""
         if self.handed.origin(tensor) in self.on_host:
-            return 0
+            return frozenset()
         ops = list(readers)
         if tensor in self.position_of:
             ops.append(self.order[self.position_of[tensor]])
         elif tensor not in self.residency.arrivals:
-            return 0
+            return frozenset()
+        groups = frozenset(self.graph.ops[op].group for op in ops)
         inside = ops and all(loop.start <= op < loop.stop for op in ops)
-        groups = {self.graph.ops[op].group for op in ops}
-        # One of them is in the order of operations already.
-        return loop.in_flight_of(groups) - 1 if inside and len(groups) > 1 else 0
+        return groups if inside and len(groups) > 1 else frozenset()
+
+    def _further(
+        self, groups: frozenset[int], loop: MicrobatchLoop
+    ) -> tuple[tuple[int, int, int], ...]:
+        """(from, to, for how many microbatches more than one) what these fragments hand on is
+        held."""
+        if not groups:
+            return ()
+        # One of them is in the order of operations already, as far as that has come.
+        usual = loop.in_flight_of(groups) - 1
+        begin, end = self.loop_span
+        spans, at = list[tuple[int, int, int]](), begin
+        for start, stop, count in self._while_others_run(groups, loop):
+            spans += [(at, start, usual), (start, stop, count)]
+            at = stop
+        return tuple(_merged((*spans, (at, end, usual))))
+
+    def _while_others_run(
+        self, groups: frozenset[int], loop: MicrobatchLoop
+    ) -> Iterator[tuple[int, int, int]]:
+        """The spans in which fragments of other stages of the mesh run, in order, and for how many
+        microbatches what these fragments hand on is held then, but for the one that is in the order
+        of operations."""
+        stages = {loop.stage_of[group] for group in groups if group in loop.stage_of}
+        first = min(self.group_start[group] for group in groups)
+        last = max(self.group_stop[group] for group in groups)
+        most, (begin, end) = loop.in_flight_of(groups), self.loop_span
+        for start, group in sorted((self.group_start.get(g, -1), g) for g in loop.stage_of):
+            stop = self.group_stop.get(group, 0)
+            if loop.stage_of[group] in stages or start < begin or stop > end:
+                continue
+            count = max(loop.beside.get((group, stage), most) for stage in stages)
+            is_between = first <= start and stop <= last
+            yield start, stop, max(0, count - is_between)
+
+
+def _merged(spans: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Spans that follow each other, as few as there can be, without those that count nothing."""
+    for count, each in groupby((span for span in spans if span[0] < span[1]), itemgetter(2)):
+        parts = list(each)
+        if count:
+            yield parts[0][0], parts[-1][1], count
 
 
 def live_bytes(

@@ -125,6 +125,39 @@ def test_a_loop_keeps_what_it_reads_and_what_is_in_flight() -> None:
     assert held(3) == [3, 6, 7, 7, 4]
 
 
+def test_stages_of_a_mesh_hold_what_is_in_flight_while_others_run() -> None:
+    """Forward and backward of stage 0 (b, then c of b) and of stage 1 (d, then e of d), one behind
+    the other in the order of operations. While stage 1 runs, all microbatches of stage 0 that are
+    in flight wait, whatever the order says of one of them, and the other way round."""
+    fragments = (
+        matmul(8, 8, 8, (0, 1), 2),
+        matmul(8, 8, 8, (2, 1), 3),
+        matmul(8, 8, 8, (0, 1), 4),
+        matmul(8, 8, 8, (4, 1), 5),
+    )
+    ops = (
+        *(
+            Op(**{**vars(op), "group": group, "repeat": 8})
+            for group, op in enumerate(fragments, start=1)
+        ),
+        Op(**{**vars(matmul(8, 8, 8, (3, 5), 6)), "group": 5}),
+    )
+    graph = OpGraph((f32(*SQUARE),) * 7, ops, (0, 1), (6,))
+    tables = IntraOpTables(graph, ONE, CLUSTER)
+    stages, counts = {1: 0, 2: 0, 3: 1, 4: 1}, {1: 3, 2: 3, 3: 2, 4: 2}
+
+    def held(beside: dict[tuple[int, int], int]) -> list[int]:
+        loop = MicrobatchLoop(0, 4, 3, counts, stages, beside)
+        problem = tables.problem(residency=Residency(loop))
+        return (problem.decode(problem.solve()).live_bytes // BYTES).tolist()
+
+    # Two inputs. In the fragments of stage 0: three of b, two of d, and c; in those of stage 1
+    # three of b, two of d, and what leaves the loop.
+    assert held({}) == [7, 8, 8, 9, 5]
+    # A schedule tells that stage 1 has one in flight while stage 0 runs, and stage 0 two.
+    assert held({(1, 1): 1, (2, 1): 1, (3, 0): 2, (4, 0): 2}) == [6, 7, 7, 8, 5]
+
+
 def test_an_accumulator_is_one_buffer_from_before_the_loop_to_its_last_reader() -> None:
     ops = (
         elementwise("power", SQUARE, (0,), 1),
