@@ -428,7 +428,8 @@ class Lifetimes:
             stop = self.group_stop.get(group, 0)
             if loop.stage_of[group] in stages or start < begin or stop > end:
                 continue
-            count = max(loop.beside.get((group, stage), most) for stage in stages)
+            counts = (loop.beside.get((group, stage), most) for stage in stages)
+            count = max(counts, default=most)
             is_between = first <= start and stop <= last
             yield start, stop, max(0, count - is_between)
 
