@@ -66,9 +66,13 @@ def _trust_exports() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """What JAX keeps of the functions that a file has compiled is of no use to the next file, and
-    makes forks slow: of a suite it is more than a gigabyte."""
+    makes forks slow: of a suite it is more than a gigabyte. What the file leaves otherwise stays:
+    each run that ends collects garbage, a sixth of the time of tests that run, and need not look
+    through it again."""
     if "jax" in sys.modules and nextitem is not None and nextitem.path != item.path:
         sys.modules["jax"].clear_caches()
+        gc.collect()
+        gc.freeze()
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
 
