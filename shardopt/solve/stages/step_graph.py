@@ -119,6 +119,12 @@ class StepGraph:
         return replace(self, graph=graph, op_layer=tuple(layers))
 
     @cached_property
+    def apart(self) -> StepGraph:
+        """The step in which each layer is a stage of its own. What a layer runs there is what it
+        runs where stages begin with it and behind it, whichever else there are."""
+        return self.cut_at(*range(1, self.num_layers))
+
+    @cached_property
     def _rising(self) -> tuple[tuple[int, int], ...]:
         """(operation, operand) where something computed again goes on to a later layer."""
         return tuple(

@@ -157,7 +157,7 @@ def relaxed_layer(
     content: what is one kernel is found once for all that are equal."""
     # In any stage before the last, what depends on the last layer is backward; a stage that ends
     # with the last layer has none behind it.
-    part = cut_part(step, layer, layer + 1, step.num_layers - (not last))
+    part = cut_part(step.apart, layer, layer + 1, step.num_layers - (not last))
     equal = alike.setdefault(part.key, part)
     linear = tuple(step.linear[op] for op in part.source_ops)
     shared = [node for node, op in enumerate(part.source_ops) if step.op_layer[op] == SHARED]

@@ -83,6 +83,9 @@ def check_forward(layers: LayerBounds, layer: int) -> None:
     kinds = layers._kinds_of(layer)
     own = [relaxed_layer(layers.step(mode), layer, last, {}) for last, mode in kinds]
     steps = [layers.step(mode) for _, mode in kinds]
+    for (last, _), step, alone in zip(kinds, steps, own, strict=True):
+        turn = step.num_layers - (not last)
+        assert alone.part.key == cut_part(step, layer, layer + 1, turn).key
     expected, found = common_forward(list(zip(steps, own, strict=True))), layers._forward(layer)
     assert (found is None) == (expected is None)
     if found is not None and expected is not None:
