@@ -9,7 +9,8 @@ of its forward, an update that of its parameter.
     %4 = stablehlo.dot_general %3, %w2   =>  %4 = stablehlo.dot_general %3, %w2 {shardopt.layer = 1}
     %9 = stablehlo.dot_general %8, %3        %9 = stablehlo.dot_general %8, %3 {shardopt.layer = 1}
 
-1. Find which loop results are gradients of which arguments (`_gradients`).
+1. Find which loop results are gradients of which arguments
+   (`shardopt.passes.layers.gradients`).
 2. Solve the layer DP on the body (`shardopt.solve.stages.layers.layering`, Alpa §5.1), as it would
    be without `jax.checkpoint`: what is computed again belongs to the layer of its original. The
    forward operations at which layers begin, or the layers of all operations, may come from a plan
@@ -22,114 +23,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Literal
 
 from jaxlib.mlir import ir
 
 from shardopt.dialect.attributes import entries, i64
 from shardopt.dialect.batch import erase_step_loop, with_step_loop
-from shardopt.dialect.donation import argument_attributes, read_donation
+from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.op_graph import GraphReader
 from shardopt.extract.repeated_ops import behind_barriers, repeated_ops
 from shardopt.graph.op_graph import SHARED
-from shardopt.ir.loops import BRANCHES
-from shardopt.ir.rewriting import defining, terminator
 from shardopt.passes.base import Pass, PassContext, option, plan_option
 from shardopt.passes.from_plan.layers import first_ops, write_layers
 from shardopt.passes.layers.barriers import free_shared, place_barriers
+from shardopt.passes.layers.gradients import gradients_of
 from shardopt.planfile.plan_file import load_plan_file
 from shardopt.solve.stages.layers.layering import Layering, LayerProblem, assign_layers
 from shardopt.solve.stages.layers.ownership import Ownership, OwnershipProblem, assign_owners
 from shardopt.support.errors import UserError
-
-
-def _gradients(program: StepProgram) -> dict[int, list[int]]:
-    """loop result -> arguments of `@microbatch` (a weight, its casts) whose gradient it
-    accumulates.
-
-    A result of `@main` that is computed, through values with as many elements, from an argument the
-    body reads and from loop results is that argument's update. Values of other sizes (norms,
-    schedules) tell nothing. The body of a step in mixed precision reads a copy in half precision,
-    which is made anew from an argument in full precision: there the result tells by the argument
-    that it replaces."""
-    captured_from: dict[ir.Value, list[int]] = {}
-    for k, value in program.captured.items():
-        captured_from.setdefault(_source(value, program), []).append(k)
-    weights_of: dict[int, list[int]] = {}
-    replaced = {
-        result: program.main_block.arguments[a] for a, result in read_donation(program.main).items()
-    }
-    for k, returned in enumerate(program.returned):
-        arguments, loop_results = _same_size_origins(returned, program)
-        weights = [captured_from[a] for a in arguments if a in captured_from]
-        if not weights and replaced.get(k) in captured_from:
-            weights = [captured_from[replaced[k]]]
-        # Scalars tell nothing: losses, norms and step counts are all of one size.
-        if len(weights) == 1 and prod(ir.RankedTensorType(returned.type).shape) > 1:
-            sums = (number for number in loop_results if not _collects_rows(program, number))
-            weights_of.update((number, weights[0]) for number in sums)
-    return weights_of
-
-
-def _collects_rows(program: StepProgram, number: int) -> bool:
-    """Whether each microbatch writes rows of its own into a loop result, such as those of a cache;
-    a gradient sums over all rows."""
-    argument, result = program.carried[number]
-    maker = defining(program.body_result(result), "stablehlo.dynamic_update_slice")
-    return maker is not None and maker.operands[0] == program.body_block.arguments[argument]
-
-
-def _source(value: ir.Value, program: StepProgram) -> ir.Value:
-    """The argument of `@main` a captured value is a cast or reshape of, else the value itself."""
-    size = _elements(value)
-    while (producer := defining(value)) is not None:
-        same = [v for v in producer.operands if _elements(v) == size]
-        if len(same) != 1:
-            break
-        value = same[0]
-    return value
-
-
-def _same_size_origins(value: ir.Value, program: StepProgram) -> tuple[list[ir.Value], list[int]]:
-    """Arguments of `@main` and loop results that `value` depends on through values of equal
-    size."""
-    size = _elements(value)
-    seen: dict[ir.Value, None] = {value: None}
-    arguments: list[ir.Value] = []
-    results: list[int] = []
-    stack = [value]
-    while stack:
-        current = stack.pop()
-        producer = defining(current)
-        if producer is None:
-            arguments.append(current)
-        elif producer == program.loop:
-            results.append(ir.OpResult(current).result_number)
-        else:
-            for operand in _operands(current, producer):
-                if operand not in seen and _elements(operand) == size:
-                    seen[operand] = None
-                    stack.append(operand)
-    return arguments, sorted(results)
-
-
-def _operands(value: ir.Value, producer: ir.Operation) -> list[ir.Value]:
-    """What a value is computed from: of a conditional what its branches return for it."""
-    if producer.name not in BRANCHES:
-        return list(producer.operands)
-    number = ir.OpResult(value).result_number
-    return [terminator(region.blocks[0]).operands[number] for region in producer.regions]
-
-
-def _elements(value: ir.Value) -> int:
-    return (
-        prod(ir.RankedTensorType(value.type).shape)
-        if isinstance(value.type, ir.RankedTensorType)
-        else -1
-    )
 
 
 @dataclass
@@ -160,7 +73,7 @@ def _extract_body(program: StepProgram, options: ClusterLayers) -> tuple[_BodyRe
     }
     gradients = {
         carried[k][1]: tuple(reader.tensor(arguments[w]) for w in weights)
-        for k, weights in _gradients(program).items()
+        for k, weights in gradients_of(program).items()
         if k in carried
     }
     index = program.index_argument

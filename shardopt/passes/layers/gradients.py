@@ -1,0 +1,179 @@
+"""Which results of the loop are gradients of which values that it reads.
+
+    %w0 = slice %stack [0:1, …]      @microbatch(… %w0 …)
+    %new = subtract %stack, (concatenate (reshape %loop#3), …)      loop result 3 is that of %w0
+
+A result of `@main` that is computed, through values with as many elements, from an argument and
+from loop results is that argument's update. Values of other sizes (norms, schedules) tell nothing.
+Of weights that stand in one argument, rows are matched: the body reads a slice of them, and its
+gradient comes back in a concatenation, or padded with zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.donation import read_donation
+from shardopt.dialect.program import StepProgram
+from shardopt.ir.loops import BRANCHES
+from shardopt.ir.rewriting import defining, shape_of, terminator
+from shardopt.ir.shapes import dimensions
+
+
+class Rows(NamedTuple):
+    """Those of a value from `start` on, before `stop`."""
+
+    dim: int
+    start: int
+    stop: int
+
+    def of(self, outer: Rows) -> Rows | None:
+        """These rows of `outer` rows as rows of what those are of, None for another dimension."""
+        if outer.dim != self.dim:
+            return None
+        return Rows(self.dim, outer.start + self.start, outer.start + self.stop)
+
+
+# A value, and which rows of it; None stands for all.
+_Source = tuple[ir.Value, Rows | None]
+
+
+def gradients_of(program: StepProgram) -> dict[int, list[int]]:
+    """loop result -> arguments of `@microbatch` (a weight, its casts) whose gradient it
+    accumulates.
+
+    The body of a step in mixed precision reads a copy in half precision, which is made anew from an
+    argument in full precision: there the result tells by the argument that it replaces."""
+    captured_from: dict[_Source, list[int]] = {}
+    for k, value in program.captured.items():
+        captured_from.setdefault(_source(value), []).append(k)
+    weights_of: dict[int, list[int]] = {}
+    replaced = {
+        result: program.main_block.arguments[a] for a, result in read_donation(program.main).items()
+    }
+    for k, returned in enumerate(program.returned):
+        # Scalars tell nothing: losses, norms and step counts are all of one size.
+        if _elements(returned) <= 1:
+            continue
+        arguments, sums = _origins(returned, program)
+        for rows, numbers in sums.items():
+            weights = [captured_from[a, rows] for a in arguments if (a, rows) in captured_from]
+            if not weights and k in replaced:
+                weights = [captured_from.get((replaced[k], rows), [])]
+            if len(weights) == 1 and weights[0]:
+                weights_of.update((number, weights[0]) for number in sorted(numbers))
+    return weights_of
+
+
+def _source(value: ir.Value) -> _Source:
+    """The argument of `@main` that a captured value is a cast or reshape of, or of rows of, else
+    the value itself."""
+    rows = None
+    while (producer := defining(value)) is not None:
+        if (taken := _sliced(producer)) is not None:
+            if rows is not None and (taken := rows.of(taken)) is None:
+                break
+            value, rows = producer.operands[0], taken
+            continue
+        same = [v for v in producer.operands if _elements(v) == _elements(value)]
+        if len(same) != 1 or (rows is not None and shape_of(same[0]) != shape_of(value)):
+            break
+        value = same[0]
+    return value, rows
+
+
+def _origins(
+    value: ir.Value, program: StepProgram
+) -> tuple[list[ir.Value], dict[Rows | None, set[int]]]:
+    """Arguments of `@main` that `value` depends on through values of equal size, and loop results:
+    behind None those that it depends on so, behind rows those that make these rows of it."""
+    arguments: list[ir.Value] = []
+    sums: dict[Rows | None, set[int]] = {}
+    for current in _same_size(value, program.loop):
+        producer = defining(current)
+        if producer is None:
+            arguments.append(current)
+        elif producer == program.loop:
+            number = ir.OpResult(current).result_number
+            if not _collects_rows(program, number):
+                sums.setdefault(None, set()).add(number)
+        elif shape_of(current) == shape_of(value):
+            for operand, rows in _joined(producer):
+                for inner, numbers in _origins(operand, program)[1].items():
+                    made = rows if inner is None else inner.of(rows)
+                    if made is not None:
+                        sums.setdefault(made, set()).update(numbers)
+    return arguments, sums
+
+
+def _same_size(value: ir.Value, loop: ir.Operation) -> Iterator[ir.Value]:
+    """The value and all that it depends on, back to arguments and to results of the loop, through
+    values of its size."""
+    size, seen, stack = _elements(value), {value: None}, [value]
+    while stack:
+        yield (current := stack.pop())
+        producer = defining(current)
+        if producer is None or producer == loop:
+            continue
+        for operand in _operands(current, producer):
+            if operand not in seen and _elements(operand) == size:
+                seen[operand] = None
+                stack.append(operand)
+
+
+def _operands(value: ir.Value, producer: ir.Operation) -> list[ir.Value]:
+    """What a value is computed from: of a conditional what its branches return for it."""
+    if producer.name not in BRANCHES:
+        return list(producer.operands)
+    number = ir.OpResult(value).result_number
+    return [terminator(region.blocks[0]).operands[number] for region in producer.regions]
+
+
+def _sliced(op: ir.Operation) -> Rows | None:
+    """Which rows of its operand a slice takes, if it takes rows of one dimension."""
+    if op.name != "stablehlo.slice" or set(dimensions(op, "strides")) - {1}:
+        return None
+    starts, stops = (dimensions(op, name) for name in ("start_indices", "limit_indices"))
+    return _of_one_dimension(starts, stops, shape_of(op.operands[0]))
+
+
+def _joined(op: ir.Operation) -> Iterator[tuple[ir.Value, Rows]]:
+    """The operands of which an operation makes rows of its result: pieces that it puts one behind
+    the other, or one that stands between zeros."""
+    if op.name == "stablehlo.concatenate":
+        dim, begin = ir.IntegerAttr(op.attributes["dimension"]).value, 0
+        for operand in op.operands:
+            end = begin + shape_of(operand)[dim]
+            yield operand, Rows(dim, begin, end)
+            begin = end
+    elif op.name == "stablehlo.pad" and not any(dimensions(op, "interior_padding")):
+        starts = dimensions(op, "edge_padding_low")
+        stops = tuple(map(sum, zip(starts, shape_of(op.operands[0]), strict=True)))
+        rows = _of_one_dimension(starts, stops, shape_of(op.results[0]))
+        if rows is not None:
+            yield op.operands[0], rows
+
+
+def _of_one_dimension(
+    starts: tuple[int, ...], stops: tuple[int, ...], shape: tuple[int, ...]
+) -> Rows | None:
+    """That part of a value of this shape as rows of one dimension, None where it is no such."""
+    spans = enumerate(zip(starts, stops, shape, strict=True))
+    some = [Rows(dim, low, high) for dim, (low, high, size) in spans if (low, high) != (0, size)]
+    is_inside = len(some) == 1 and 0 <= some[0].start < some[0].stop <= shape[some[0].dim]
+    return some[0] if is_inside else None
+
+
+def _collects_rows(program: StepProgram, number: int) -> bool:
+    """Whether each microbatch writes rows of its own into a loop result, such as those of a cache;
+    a gradient sums over all rows."""
+    argument, result = program.carried[number]
+    maker = defining(program.body_result(result), "stablehlo.dynamic_update_slice")
+    return maker is not None and maker.operands[0] == program.body_block.arguments[argument]
+
+
+def _elements(value: ir.Value) -> int:
+    return prod(shape_of(value)) if isinstance(value.type, ir.RankedTensorType) else -1
