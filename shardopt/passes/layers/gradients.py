@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
 
 # A value, and which rows of it; None stands for all.
-_Source = tuple[ir.Value, Rows | None]
+Source = tuple[ir.Value, Rows | None]
 
 
 def gradients_of(program: StepProgram) -> dict[int, list[int]]:
@@ -47,9 +47,9 @@ def gradients_of(program: StepProgram) -> dict[int, list[int]]:
 
     The body of a step in mixed precision reads a copy in half precision, which is made anew from an
     argument in full precision: there the result tells by the argument that it replaces."""
-    captured_from: dict[_Source, list[int]] = {}
+    captured_from: dict[Source, list[int]] = {}
     for k, value in program.captured.items():
-        captured_from.setdefault(_source(value), []).append(k)
+        captured_from.setdefault(source_of(value), []).append(k)
     weights_of: dict[int, list[int]] = {}
     replaced = {
         result: program.main_block.arguments[a] for a, result in read_donation(program.main).items()
@@ -68,7 +68,7 @@ def gradients_of(program: StepProgram) -> dict[int, list[int]]:
     return weights_of
 
 
-def _source(value: ir.Value) -> _Source:
+def source_of(value: ir.Value) -> Source:
     """The argument of `@main` that a captured value is a cast or reshape of, or of rows of, else
     the value itself."""
     rows = None

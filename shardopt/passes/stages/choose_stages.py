@@ -44,6 +44,7 @@ from shardopt.passes.stages.placing import (
     place_stages,
     write_placement,
 )
+from shardopt.passes.stages.stacked_arguments import warn_of_stacked
 from shardopt.planfile.parts import VERSION, PlanFile
 from shardopt.planfile.plan_file import load_plan_file
 from shardopt.schedule.schedules import AUTO, find_schedule
@@ -122,6 +123,7 @@ class ChooseStages(Pass):
         write_cluster(module, cluster)
         write_placement(program, placement)
         _report(module, chosen, pm)
+        warn_of_stacked(program, [range(start, end) for start, end, _ in chosen.stages], pm)
 
 
 def _report(module: ir.Module, chosen: ChosenStages, pm: PassContext) -> None:
