@@ -63,13 +63,25 @@ def test_what_a_child_raises_is_raised() -> None:
 
 @pytest.mark.usefixtures("forking")
 def test_an_error_ends_the_work_of_all_children() -> None:
+    here, there = os.pipe()
+
+    def wait() -> None:
+        os.write(there, os.getpid().to_bytes(8))
+        signal.pause()
+
     def refuse() -> None:
+        waiting.extend(int.from_bytes(os.read(here, 8)) for _ in range(2))
         raise UserError("not that")
 
+    waiting = list[int]()
     with pytest.raises(UserError, match=r"^not that$"):
-        results([signal.pause, signal.pause, refuse])
-    with pytest.raises(ChildProcessError):  # none is left to be waited for
-        os.waitpid(-1, os.WNOHANG)
+        results([wait, wait, refuse])
+    assert len(set(waiting)) == 2
+    for child in waiting:
+        with pytest.raises(ChildProcessError):  # it is no longer there to be waited for
+            os.waitpid(child, os.WNOHANG)
+    os.close(here)
+    os.close(there)
 
 
 @pytest.mark.usefixtures("forking")

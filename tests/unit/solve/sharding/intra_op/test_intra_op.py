@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from itertools import product
 from math import ceil, prod
 
@@ -66,9 +67,18 @@ def seconds_of(
         total += strategy.seconds * op.repeat
         for tensor, target in set(zip(op.operands, strategy.operands, strict=True)):
             value = graph.tensors[tensor]
-            steps = resharding_steps(shardings[tensor], target, mesh, value.shape, value.itemsize)
-            total += communication_seconds(CLUSTER, mesh, steps) * op.repeat
+            move = shardings[tensor], target, mesh, value.shape, value.itemsize
+            total += move_seconds(*move) * op.repeat
     return total
+
+
+@cache
+def move_seconds(
+    source: Sharding, target: Sharding, mesh: Mesh, shape: tuple[int, ...], itemsize: int
+) -> float:
+    """Of an edge: who tries everything meets each of the few there are a thousand times."""
+    steps = resharding_steps(source, target, mesh, shape, itemsize)
+    return communication_seconds(CLUSTER, mesh, steps)
 
 
 def brute_force(graph: OpGraph, mesh: Mesh, tied: tuple[tuple[int, int], ...] = ()) -> float:
