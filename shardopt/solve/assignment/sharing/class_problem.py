@@ -154,8 +154,9 @@ def shared_groups(sharing: Sharing, problem: ClassProblem) -> Groups:
     halves = problem.halves[flat.edges, 0]
     joins = halves >= 0
     out = halves[joins]
+    readers = np.bincount(flat.group[joins], minlength=len(flat.arc_first) - 1)
     return Groups(
-        edge_first=starts(np.bincount(flat.group[joins], minlength=len(flat.arc_first) - 1)),
+        edge_first=starts(readers),
         edges=problem.flat.edge[out],
         out=out,
         arc_first=flat.arc_first,
@@ -167,4 +168,5 @@ def shared_groups(sharing: Sharing, problem: ClassProblem) -> Groups:
         gap=flat.gap[joins],
         missing=flat.missing,
         usable=flat.usable & np.repeat(joins, flat.arcs),
+        several=np.flatnonzero(readers > 1),
     )

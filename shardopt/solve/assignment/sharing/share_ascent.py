@@ -149,7 +149,7 @@ class ShareAscent(Messages):
         # Two of them are zeros yet, whose pages nobody has touched.
         best = np.zeros(len(self._messages)), self._shares.copy(), np.zeros(len(self._direction))
         self._best, self._moved = best, False
-        self._price()
+        self._price(np.arange(len(self._groups.edge_first) - 1))
 
     @property
     def shares(self) -> list[np.ndarray]:
@@ -232,7 +232,7 @@ class ShareAscent(Messages):
             distance = min(max(self.target - self._last, 0.0), _CLIP * self.target)
             step = self._step * distance / length
             kernels.move(groups, self._direction, step, self._shares, self._scratch)
-            self._price()
+            self._price(groups.several)
         before = self.bound
         for _ in range(_SWEEPS):
             self._sweep()
@@ -257,11 +257,12 @@ class ShareAscent(Messages):
             np.copyto(now, best)
         self._moved = False
         self._last = self.bound
-        self._price()
+        self._price(self._groups.several)
 
-    def _price(self) -> None:
+    def _price(self, groups: np.ndarray) -> None:
+        """Tables of groups whose shares have changed."""
         problem = self._problem
-        arrays = problem.flat, self._groups, self._shares
+        arrays = problem.flat, self._groups, groups, self._shares
         kernels.price(*arrays, problem.forbidden, problem.tables)
 
 

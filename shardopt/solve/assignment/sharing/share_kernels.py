@@ -57,7 +57,8 @@ class Groups(NamedTuple):
     `paths` from `path` on, `[rows, columns, length]` with the number of arcs of the group where
     there is none, and where `missing` (bool, from `gap` on) there is no way at all. `out` is the
     half edge at the source, which has the rows. `usable` (bool, as shares) says which arcs a reader
-    can use."""
+    can use. `several` are the groups of more than one reader: one alone pays for all, whatever it
+    uses."""
 
     edge_first: np.ndarray
     edges: np.ndarray
@@ -71,6 +72,7 @@ class Groups(NamedTuple):
     gap: np.ndarray
     missing: np.ndarray
     usable: np.ndarray
+    several: np.ndarray
 
 
 class Scratch(NamedTuple):
@@ -177,10 +179,15 @@ def send(
 
 @njit(cache=True, nogil=True)
 def price(
-    flat: Classes, groups: Groups, shares: np.ndarray, forbidden: float, tables: np.ndarray
+    flat: Classes,
+    groups: Groups,
+    which: np.ndarray,
+    shares: np.ndarray,
+    forbidden: float,
+    tables: np.ndarray,
 ) -> None:
-    """Write the tables of all shared edges under `shares`, in seconds."""
-    for group in range(len(groups.edge_first) - 1):
+    """Write the tables of the shared edges of some groups under `shares`, in seconds."""
+    for group in which:
         arcs = groups.arc_first[group + 1] - groups.arc_first[group]
         for r in range(groups.edge_first[group], groups.edge_first[group + 1]):
             h = groups.out[r]
@@ -221,15 +228,16 @@ def reduced_table(
     columns, least, other_least = flat.classes[back], scratch.least, scratch.other_least
     for half, lows in ((h, least), (back, other_least)):
         node = flat.neighbour[flat.reverse[half]]
-        mine = hats[flat.first[node] : flat.first[node + 1]]
+        mine, came = hats[flat.first[node] : flat.first[node + 1]], messages[flat.message[half] :]
         least_of_classes(flat, mine, half, len(mine), weight(flat, node), lows)
         for c in range(flat.classes[half]):
-            lows[c] -= messages[flat.message[half] + c]
+            lows[c] -= came[c]
     table, low = flat.table[flat.edge[h]], np.inf
     for s in range(flat.classes[h]):
+        one, row, reduced = least[s], tables[table + s * columns :], scratch.reduced[s * columns :]
         for q in range(columns):
-            entry = tables[table + s * columns + q] + least[s] + other_least[q]
-            scratch.reduced[s * columns + q] = entry
+            entry = row[q] + one + other_least[q]
+            reduced[q] = entry
             low = min(low, entry)
     return low
 
@@ -252,10 +260,11 @@ def usage(
     scratch: Scratch,
     use: np.ndarray,
 ) -> None:
-    """How much each reader uses each arc, 0 to 1: Boltzmann's weights of the ways over its edge,
-    `heat` in seconds. `hats` are those of all nodes (`gather_all`)."""
+    """How much each reader uses each arc, 0 to 1, where there are several readers: Boltzmann's
+    weights of the ways over its edge, `heat` in seconds. `hats` are those of all nodes
+    (`gather_all`)."""
     reduced = scratch.reduced
-    for group in range(len(groups.edge_first) - 1):
+    for group in groups.several:
         arcs = groups.arc_first[group + 1] - groups.arc_first[group]
         for r in range(groups.edge_first[group], groups.edge_first[group + 1]):
             h, base = groups.out[r], groups.share_first[r]
@@ -280,7 +289,7 @@ def slope(groups: Groups, use: np.ndarray) -> float:
     """Take the mean over those who can use an arc off each use; the square of the length of what is
     left, each arc weighted by its seconds."""
     length = 0.0
-    for group in range(len(groups.edge_first) - 1):
+    for group in groups.several:
         begin, end = groups.edge_first[group], groups.edge_first[group + 1]
         first = groups.arc_first[group]
         for a in range(groups.arc_first[group + 1] - first):
@@ -323,7 +332,7 @@ def move(
 ) -> None:
     """Shares after a step, each arc's in proportion to its seconds, projected back to those that
     add up to these: onto the simplex by sorting (Held, Wolfe and Crowder, 1974)."""
-    for group in range(len(groups.edge_first) - 1):
+    for group in groups.several:
         begin, end = groups.edge_first[group], groups.edge_first[group + 1]
         first = groups.arc_first[group]
         for a in range(groups.arc_first[group + 1] - first):
