@@ -157,6 +157,11 @@ def _check_item(
         )
     if all(item.dim >= len(shapes[number]) for number in matching):
         number = matching[0]
+        if not shapes[number]:
+            raise _error(
+                main,
+                f"expected a batch argument with rows, found {called(main, number)}, a scalar",
+            )
         raise _error(
             main,
             f"expected a batch dimension below {len(shapes[number])} of {called(main, number)}, "

@@ -228,7 +228,7 @@ def workload(pipeline: PipelineGraph, num_microbatches: int) -> Workload:
 def valid_schedule(text: ScheduleText, pipeline: PipelineGraph, num_microbatches: int) -> Schedule:
     """The schedule that `text` is for this pipeline. Raises UserError as `simulate_pipeline`."""
     if not text.rows:
-        _check_halves(text.name, pipeline.graph)
+        _check_backward(text.name, pipeline.graph)
     schedule = text.build(pipeline.num_stages, num_microbatches, pipeline.num_meshes)
     if schedule.stage_to_mesh != pipeline.stage_to_mesh:
         expected, actual = (
@@ -250,12 +250,16 @@ def valid_schedule(text: ScheduleText, pipeline: PipelineGraph, num_microbatches
     return schedule
 
 
-def _check_halves(name: str, graph: StageGraph) -> None:
+def _check_backward(name: str, graph: StageGraph) -> None:
     """Raise UserError where a schedule splits backwards and the program does not, or the other way
-    round."""
+    round, or has none and the program does."""
     kinds = {task.kind for task in graph.tasks}
     halves = {TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT}
-    split_kinds = halves.intersection(find_schedule(name).kinds)
+    backwards = kinds & {TaskKind.BACKWARD, *halves}
+    schedule = find_schedule(name)
+    if backwards:
+        schedule.check_backward()
+    split_kinds = halves.intersection(schedule.kinds)
     if split_kinds and TaskKind.BACKWARD in kinds:
         raise UserError(
             f"schedule '{name}' orders the halves of a backward: expected fragments of kind "

@@ -133,6 +133,14 @@ class ScheduleKind:
     def trains(self) -> bool:
         return len(self.kinds) > 1
 
+    def check_backward(self) -> None:
+        """Raise UserError where it has no place for the backward that a model has."""
+        if not self.trains:
+            raise UserError(
+                f"schedule '{self.name}' has forwards only, and the model has a backward: expected "
+                "one that trains, such as 1f1b, or auto"
+            )
+
     @property
     def is_offered(self) -> bool:
         """Whether every model can run under it, and computes what it does by itself: others are for

@@ -221,6 +221,8 @@ class StageChooser:
     ) -> PlanSearch:
         problem = stage_costs.candidates
         transfers = problem.transfers()
+        if transfers.goes_back and problem.num_stages != 1:
+            kind.check_backward()
         schedules: tuple[str, ...] = (kind.name,)
         if self.options.schedule == AUTO:
             # Without gradients nothing tells a forward-only program from one layer that trains.

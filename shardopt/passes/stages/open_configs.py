@@ -22,9 +22,10 @@ def open_configs(
         and logical_shape in ("", "x".join(map(str, config.logical_shape)))
     ]
     if not allowed:
-        named = " as ".join(part for part in (submesh, logical_shape) if part)
+        shape = f"logical shape {logical_shape}" if logical_shape else ""
+        named = " of ".join(part for part in (f"submesh {submesh}".rstrip(), shape) if part)
         known = ", ".join(str(config) for config in stage_configs(cluster))
-        raise UserError(f"cluster {cluster} has no submesh {named}; it has {known}")
+        raise UserError(f"cluster {cluster} has no {named}; it has {known}")
     return tuple(allowed)
 
 

@@ -2,8 +2,12 @@
 // RUN: not shardopt-opt %t.mlir --shardopt-choose-stages 2>&1 | FileCheck %s --check-prefix=CLUSTER
 // RUN: not shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-tset" 2>&1 | FileCheck %s --check-prefix=PRESET
 // RUN: not shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x2 submesh=1x3" 2>&1 | FileCheck %s --check-prefix=SUBMESH
+// RUN: not shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x2 logical-shape=2x1" 2>&1 | FileCheck %s --check-prefix=SHAPE
+// RUN: not shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x4 submesh=1x2 logical-shape=1x4" 2>&1 | FileCheck %s --check-prefix=BOTH
 // RUN: not shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x4 num-stages=3" 2>&1 | FileCheck %s --check-prefix=STAGES
 // RUN: not shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test schedule=1f2b" 2>&1 | FileCheck %s --check-prefix=SCHEDULE
+// RUN: not shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x2 schedule=inference" 2>&1 | FileCheck %s --check-prefix=BACKWARD
+// RUN: shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x2 schedule=inference num-stages=1"
 // RUN: not shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x4 inter-op=inter-only" 2>&1 | FileCheck %s --check-prefix=ONE-EACH
 // RUN: not shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x4 inter-op=intra-only num-stages=2" 2>&1 | FileCheck %s --check-prefix=ONE-STAGE
 // RUN: not shardopt-opt %t.mlir --shardopt-choose-stages="cluster=cpu-test:1x4 inter-op=piper intra-op=zero3" 2>&1 | FileCheck %s --check-prefix=METHOD
@@ -18,8 +22,11 @@
 // CLUSTER: error: expected option cluster=<file or preset[:HxD]>, found none
 // PRESET: error: unknown cluster preset 'cpu-tset'; did you mean 'cpu-test'?
 // SUBMESH: error: cluster cpu-test:1x2 has no submesh 1x3; it has 1x1 as 1x1, 1x2 as 1x2
+// SHAPE: error: cluster cpu-test:1x2 has no submesh of logical shape 2x1; it has 1x1 as 1x1, 1x2 as 1x2
+// BOTH: error: cluster cpu-test:1x4 has no submesh 1x2 of logical shape 1x4; it has
 // STAGES: error: cannot make 3 stages of 2 layers on 4 devices: a stage needs a layer and a device
 // SCHEDULE: error: unknown schedule: '1f2b'; did you mean '1f1b'?
+// BACKWARD: error: schedule 'inference' has forwards only, and the model has a backward: expected one that trains, such as 1f1b, or auto
 // ONE-EACH: error: 2 layers cannot use exactly 4 devices
 // ONE-STAGE: error: inter-op=intra-only makes one stage of all layers, found num-stages=2
 // METHOD: error: this inter-op planner chooses how stages are sharded: expected intra-op=ilp, found zero3

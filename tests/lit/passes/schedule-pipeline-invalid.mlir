@@ -14,7 +14,7 @@
 // RUN: not shardopt-opt %S/Inputs/two-stages.mlir --shardopt-schedule-pipeline="schedule=%t.circle.csv" 2>&1 | FileCheck %s --check-prefix=CIRCLE
 
 // NAME: error: unknown schedule: '1b1f'; did you mean '1f1b'?
-// BACKWARD: error: schedule 'inference': task 0B0 is not listed on any mesh
+// BACKWARD: error: schedule 'inference' has forwards only, and the model has a backward: expected one that trains, such as 1f1b, or auto
 // COST: error: expected attribute 'shardopt.cost' on every fragment (written by the shard phase), found none
 // KIND: error: expected a fragment of kind fwd or bwd{{.*}} in the loop body, found 'update'
 // LOOP: error: expected one mpmd.for in @main (run the microbatch phase first), found 0

@@ -55,7 +55,7 @@ func.func @main(%w: tensor<2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<6x2
 //--- named.mlir
 // CHECK: named.mlir:[[@LINE+3]]:1: error: expected a batch argument, found none called 'batch[*].y' (1: batch['x'] tensor<6x2xf32>, 2: batch['y'] tensor<6xi32>)
 // EXTENT: error: expected a batch that divides into num-microbatches=4, found extent 6 of dimension 0 of argument 1 (batch['x']); its divisors are 1, 2, 3, 6
-// SCALAR: error: expected a batch dimension below 0 of argument 3 (scale), found 0
+// SCALAR: error: expected a batch argument with rows, found argument 3 (scale), a scalar
 func.func @main(%w: tensor<2xf32> {tf.aliasing_output = 0 : i32} loc("params['w']"), %x: tensor<6x2xf32> loc("batch['x']"), %y: tensor<6xi32> loc("batch['y']"), %s: tensor<f32> loc("scale")) -> tensor<2xf32> {
   return %w : tensor<2xf32>
 }

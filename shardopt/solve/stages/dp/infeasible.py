@@ -9,36 +9,40 @@ plan of their proven bounds says what is never enough."""
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 import numpy as np
 
 from shardopt.solve.stages.dp.recursion import PipelineSlot, Recursion, make_sizes
 from shardopt.solve.stages.dp.searches import CostTable, count_groups, levels_of
 from shardopt.solve.stages.stage_problem import Copies, StageProblem, Stages, held_copies
-from shardopt.support.counts import counted
+from shardopt.support.counts import counted, plural
+from shardopt.support.sizes import format_bytes
 
 
-def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
-    """What a problem without a plan lacks, for the user."""
-    stages = "" if num_stages is None else f"{counted(num_stages, 'stage')} of "
+def why_infeasible(problem: StageProblem, num_stages: int | None, shared_by: int = 1) -> str:
+    """What a problem without a plan lacks, for the user. With `shared_by` the memory of the problem
+    is the share of each of so many stages."""
+    cut = counted(problem.num_layers, "layer")
+    if num_stages is not None:
+        cut = f"{counted(num_stages, 'stage')} of {cut}"
     if _leanest(problem, num_stages, np.where(problem.ordered(), 0.0, np.inf)) is None:
-        return f"{stages}{problem.num_layers} layers cannot use exactly {_devices(problem)}"
+        return f"{cut} cannot use exactly {_devices(problem)}"
     shardable = np.where(problem.shardable(), 0.0, np.inf)
     if _leanest(problem, num_stages, shardable) is None:
         covered = [
             bool(np.isfinite(shardable[: k + 1, k + 1 :]).any()) for k in range(problem.num_layers)
         ]
         where = "" if all(covered) else f": layer {covered.index(False)} is in no feasible stage"
-        return (
-            f"no cut of {stages}{problem.num_layers} layers has a feasible sharding for "
-            f"every stage{where}"
-        )
+        return f"no cut of {cut} has a feasible sharding for every stage{where}"
     plan = leanest_plan(problem, num_stages)
     assert plan is not None, "missing bytes are finite wherever there is a sharding"
+    memory = f"the memory of a device ({_sizes(problem, 0.0, shared_by)})"
+    if shared_by > 1:
+        memory += f", of which each of its {shared_by} stages has {_sizes(problem, 0.0)}"
     return (
-        f"no plan of {stages}{problem.num_layers} layers fits the memory of a device "
-        f"({_sizes(problem, 0.0)}): {what_is_missing(problem, plan)}; "
-        f"{_enough(problem, plan, num_stages)}"
+        f"no plan of {cut} fits {memory}: "
+        f"{what_is_missing(problem, plan)}; {_enough(problem, plan, num_stages, shared_by)}"
     )
 
 
@@ -49,17 +53,18 @@ def leanest_plan(problem: StageProblem, num_stages: int | None) -> Stages | None
     return _leanest(problem, num_stages, shardable, with_memory=True)
 
 
-def _enough(problem: StageProblem, plan: Stages, num_stages: int | None) -> str:
+def _enough(problem: StageProblem, plan: Stages, num_stages: int | None, shared_by: int) -> str:
     """How much memory a plan takes: what is proven, and else what was found."""
+    found = _sizes(problem, _most_missing(problem, plan), shared_by)
     if problem.least_bytes is None:
-        return f"less than {_sizes(problem, _most_missing(problem, plan))} is never enough"
+        return f"less than {found} is never enough"
     fixed, activation = problem.least_bytes
     bounds = replace(problem, fixed_bytes=fixed, activation_bytes=activation, outside_bytes=None)
     plan_of_bounds = leanest_plan(bounds, num_stages)
     assert plan_of_bounds is not None, "the same stages have a sharding"
     if (proven := _most_missing(bounds, plan_of_bounds)) > 0:
-        return f"less than {_sizes(problem, proven)} is never enough"
-    return f"the least that was found is {_sizes(problem, _most_missing(problem, plan))}"
+        return f"less than {_sizes(problem, proven, shared_by)} is never enough"
+    return f"the least that was found is {found}"
 
 
 def _most_missing(problem: StageProblem, plan: Stages) -> float:
@@ -86,15 +91,17 @@ def what_is_missing(problem: StageProblem, plan: Stages) -> str:
         if need > limit:
             over.append(
                 f"stage {number} (layers {start}-{end - 1} on {problem.configs[config]}, "
-                f"{held.in_flight:g} in flight{older}) needs {_size(need)} and lacks "
-                f"{_size(need - limit)}"
+                f"{held.in_flight:g} in flight{older}) needs {format_bytes(ceil(need))} and lacks "
+                f"{format_bytes(ceil(need - limit))}"
             )
     return f"in the leanest, with {counted(len(plan), 'stage')}, {', '.join(over)}"
 
 
-def _sizes(problem: StageProblem, more: float) -> str:
-    """The memory of the devices of every host group with so many more bytes."""
-    return " or ".join(dict.fromkeys(_size(limit + more) for limit in problem.memory_bytes))
+def _sizes(problem: StageProblem, more: float, shared_by: int = 1) -> str:
+    """The memory of the devices of every host group, of which each of so many stages has its share
+    and so many more bytes."""
+    sizes = (format_bytes(shared_by * ceil(limit + more)) for limit in problem.memory_bytes)
+    return " or ".join(dict.fromkeys(sizes))
 
 
 def _devices(problem: StageProblem) -> str:
@@ -104,17 +111,10 @@ def _devices(problem: StageProblem) -> str:
         sizes = sorted({config.num_devices for config in problem.configs if config.group == group})
         where = f" of host group {group}" if len(problem.num_devices) > 1 else ""
         parts.append(
-            f"{count} devices{where} with submeshes of {', '.join(map(str, sizes)) or 'no'} devices"
+            f"{counted(count, 'device')}{where} with submeshes of "
+            f"{', '.join(map(str, sizes)) or 'no'} {plural(max(sizes, default=0), 'device')}"
         )
     return " and ".join(parts)
-
-
-def _size(count: float) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        # Of a limit such as half a gigabyte the same unit as of what exceeds it.
-        if count >= size / 10:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} bytes"
 
 
 def _leanest(

@@ -43,7 +43,7 @@ from shardopt.solve.stages.stage_problem import (
     StageSolution,
     held_copies,
 )
-from shardopt.support.counts import counted
+from shardopt.support.counts import counted, plural
 from shardopt.support.errors import UserError
 
 
@@ -55,10 +55,11 @@ def sharing_planner(planner: BaselinePlanner, name: str, kind: ScheduleKind) -> 
             f"schedule '{kind.name}' puts several stages on a mesh: expected "
             f"inter-op=dp, found {name}"
         )
+    multiple, streams = kind.mesh_multiple, kind.streams
     return replace(
         planner,
-        solve=partial(solve_sharing, mesh_multiple=kind.mesh_multiple),
-        near=partial(near_sharing, mesh_multiple=kind.mesh_multiple),
+        solve=partial(solve_sharing, mesh_multiple=multiple, streams=streams),
+        near=partial(near_sharing, mesh_multiple=multiple, streams=streams),
         by_dp=False,
     )
 
@@ -102,27 +103,32 @@ def least_busy_seconds(problem: StageProblem) -> float:
 
 
 def solve_sharing(
-    problem: StageProblem, request: PlannerInput, mesh_multiple: int = 1
+    problem: StageProblem, request: PlannerInput, mesh_multiple: int = 1, streams: int = 1
 ) -> StageSolution:
     """The shortest plan that is found over the numbers of meshes, multiples of `mesh_multiple`, and
-    their logical shapes. Raises UserError where there is none."""
-    return next(_shortest_first(problem, request, mesh_multiple))
+    their logical shapes, for so many `streams` of microbatches. Raises UserError where there is
+    none."""
+    return next(_shortest_first(problem, request, mesh_multiple, streams))
 
 
 def near_sharing(
-    problem: StageProblem, request: PlannerInput, k: int, mesh_multiple: int = 1
+    problem: StageProblem,
+    request: PlannerInput,
+    k: int,
+    mesh_multiple: int = 1,
+    streams: int = 1,
 ) -> list[StageSolution]:
     """At most `k` plans by rising `seconds`, the one of `solve_sharing` first. Raises UserError
     where that does."""
-    return list(islice(_shortest_first(problem, request, mesh_multiple), k))
+    return list(islice(_shortest_first(problem, request, mesh_multiple, streams), k))
 
 
 def _shortest_first(
-    problem: StageProblem, request: PlannerInput, mesh_multiple: int
+    problem: StageProblem, request: PlannerInput, mesh_multiple: int, streams: int
 ) -> Iterator[StageSolution]:
     """Plans of the best numbers of meshes and shapes, by rising seconds; the first says whether it
     is proven to be the best."""
-    searches = _searches(problem, request, mesh_multiple)
+    searches = _searches(problem, request, mesh_multiple, problem.stages_per_mesh * streams)
     searches.sort(key=lambda search: search.bound)  # the likely ones first
     best: StageSolution | None = None
     is_proven = True
@@ -144,7 +150,7 @@ def _order(plan: StageSolution) -> tuple[float, float, Stages]:
 
 
 def _searches(
-    problem: StageProblem, request: PlannerInput, mesh_multiple: int
+    problem: StageProblem, request: PlannerInput, mesh_multiple: int, shared_by: int
 ) -> list[SharedMeshSearch]:
     """One for each number of meshes and their shape that have a plan. Raises UserError where none
     has."""
@@ -154,49 +160,53 @@ def _searches(
             "several stages a mesh need meshes that are alike: expected one host group "
             "in the cluster"
         )
-    if request.num_stages is not None and request.num_stages % each:
-        raise UserError(
-            f"{request.num_stages} stages cannot be laid on meshes of {each} stages each"
-        )
-    counts = range(1, devices + 1) if request.num_stages is None else (request.num_stages // each,)
     # All meshes are alike, so their number divides the devices; each stage needs a layer.
-    meshes = [
-        p
-        for p in counts
-        if devices % p == 0 and p % mesh_multiple == 0 and p * each <= problem.num_layers
-    ]
+    meshes = [p for p in range(mesh_multiple, devices + 1, mesh_multiple) if devices % p == 0]
+    by_number = {p: alike for p in meshes if (alike := [*_alike(problem.configs, devices // p)])}
     searches = [
         SharedMeshSearch(problem, alike, p * each)
-        for p in meshes
-        for alike in _alike(problem.configs, devices // p)
+        for p, shapes in by_number.items()
+        if request.num_stages in (None, p * each) and p * each <= problem.num_layers
+        for alike in shapes
     ]
     possible = [search for search in searches if np.isfinite(search.bound)]
     if not possible:
         even = "" if mesh_multiple == 1 else f" of a multiple of {mesh_multiple}"
         how_many = "" if request.num_stages is None else f"{request.num_stages} stages of "
+        reason = (
+            _why_infeasible(problem, searches[0], shared_by)
+            if searches
+            else _why_no_number(problem, [*by_number])
+        )
         raise UserError(
             f"no plan puts {counted(each, 'stage')} on every mesh{even}, of {how_many}"
-            f"{counted(problem.num_layers, 'layer')} on {counted(devices, 'device')}"
-            + (_too_few_layers(problem) if not searches else _why_infeasible(problem, searches[0]))
+            f"{counted(problem.num_layers, 'layer')} on {counted(devices, 'device')}: {reason}"
         )
     return possible
 
 
-def _too_few_layers(problem: StageProblem) -> str:
-    """Where the fewest stages that submeshes allow are more than there are layers."""
+def _why_no_number(problem: StageProblem, meshes: list[int]) -> str:
+    """Why none of these numbers of meshes, which are alike and take all devices, will do."""
     devices, each = problem.num_devices[0], problem.stages_per_mesh
-    sizes = {config.num_devices for config in problem.configs}
-    largest = max((size for size in sizes if devices % size == 0), default=devices)
-    stages = devices // largest * each
-    if stages <= problem.num_layers:
-        return ""
+    if not meshes:
+        sizes = sorted({config.num_devices for config in problem.configs})
+        return (
+            "meshes have to be alike and take all devices, expected submeshes for that, "
+            f"found those of {', '.join(map(str, sizes))} {plural(sizes[-1], 'device')}"
+        )
+    numbers = [count * each for count in meshes if count * each <= problem.num_layers]
+    if numbers:  # and another one was asked for
+        return (
+            "meshes have to be alike and take all devices, so there can be "
+            f"{' or '.join(map(str, numbers))} stages"
+        )
     return (
-        f": on {counted(devices // largest, 'mesh')} of {counted(largest, 'device')} that makes "
-        f"{stages} stages, each of which needs a layer"
+        f"on {counted(meshes[0], 'mesh')} of {counted(devices // meshes[0], 'device')} that makes "
+        f"{meshes[0] * each} stages, each of which needs a layer"
     )
 
 
-def _why_infeasible(problem: StageProblem, search: SharedMeshSearch) -> str:
+def _why_infeasible(problem: StageProblem, search: SharedMeshSearch, shared_by: int) -> str:
     """What so many stages lack, every device counted once for each of its stages."""
     chosen = list(search.configs)
     counts = [held.in_flight for held in held_copies(problem, search.num_stages)]
@@ -216,7 +226,7 @@ def _why_infeasible(problem: StageProblem, search: SharedMeshSearch) -> str:
         # How stages of a mesh share its memory is not proven to be best.
         least_bytes=(np.zeros(shape), np.zeros(shape)),
     )
-    return f": {why_infeasible(alone, search.num_stages)}"
+    return why_infeasible(alone, search.num_stages, shared_by)
 
 
 def _alike(configs: Sequence[StageConfig], num_devices: int) -> Iterator[tuple[int, ...]]:

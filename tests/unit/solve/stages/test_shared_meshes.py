@@ -4,6 +4,7 @@ so."""
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -255,10 +256,47 @@ def test_the_best_plan_of_an_even_number_of_meshes(seed: int) -> None:
     assert is_plan(problem, plan.stages)
 
 
+@pytest.mark.parametrize("streams", [1, 2])
+def test_stages_that_share_memory_say_what_the_mesh_needs(streams: int) -> None:
+    """With the bytes that the message names for a device there is a plan, with fewer there is none
+    of equal shares."""
+    problem = random_problem(3, "interleaved:2")
+    shared_by = 2 * streams
+    none = replace(problem, memory_bytes=(0.5,), fixed_bytes=problem.fixed_bytes + 1)
+    with pytest.raises(UserError) as error:
+        solve_sharing(none, PlannerInput(), streams=streams)
+    told = re.search(
+        rf"a device \({shared_by} bytes\), of which each of its {shared_by} stages has 1 bytes: .*; "
+        r"the least that was found is (\d+) bytes$",
+        str(error.value),
+    )
+    assert told is not None, error.value
+    share = int(told[1]) // shared_by
+    assert solve_sharing(replace(none, memory_bytes=(float(share),)), PlannerInput())
+    with pytest.raises(UserError):
+        solve_sharing(replace(none, memory_bytes=(share - 1.0,)), PlannerInput())
+
+
 def test_what_cannot_be_laid_so_is_refused() -> None:
     problem = random_problem(0, "interleaved:2")
-    with pytest.raises(UserError, match="3 stages cannot be laid on meshes of 2 stages each"):
-        solve_sharing(problem, PlannerInput(3))
+    devices, layers = problem.num_devices[0], problem.num_layers
+    numbers = [2 * p for p in range(1, devices + 1) if devices % p == 0 and 2 * p <= layers]
+    expected = rf"on {devices} devices?: .* there can be {' or '.join(map(str, numbers))} stages"
+    for count in {*range(1, layers + 1)} - {*numbers}:
+        with pytest.raises(UserError, match=rf"of {count} stages of .*{expected}$"):
+            solve_sharing(problem, PlannerInput(count))
+    two = [k for k, config in enumerate(problem.configs) if config.num_devices == 2]
+    odd = replace(
+        problem,
+        configs=tuple(problem.configs[k] for k in two),
+        num_devices=(3,),
+        seconds=problem.seconds[:, :, two],
+        forward_seconds=problem.forward_seconds[:, :, two],
+        fixed_bytes=problem.fixed_bytes[:, :, two],
+        activation_bytes=problem.activation_bytes[:, :, two],
+    )
+    with pytest.raises(UserError, match=r"on 3 devices: meshes have to be alike .* of 2 devices$"):
+        solve_sharing(odd, PlannerInput())
     with pytest.raises(UserError, match="expected one host group"):
         solve_sharing(replace(problem, num_devices=(2, 2), memory_bytes=(1.0, 1.0)), PlannerInput())
     with pytest.raises(
