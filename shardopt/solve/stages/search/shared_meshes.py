@@ -171,7 +171,7 @@ def _searches(
     ]
     possible = [search for search in searches if np.isfinite(search.bound)]
     if not possible:
-        even = "" if mesh_multiple == 1 else f" of a multiple of {mesh_multiple}"
+        even = "" if mesh_multiple == 1 else f" of a multiple of {mesh_multiple} meshes"
         how_many = "" if request.num_stages is None else f"{request.num_stages} stages of "
         reason = (
             _why_infeasible(problem, searches[0], shared_by)
@@ -191,8 +191,8 @@ def _why_no_number(problem: StageProblem, meshes: list[int]) -> str:
     if not meshes:
         sizes = sorted({config.num_devices for config in problem.configs})
         return (
-            "meshes have to be alike and take all devices, expected submeshes for that, "
-            f"found those of {', '.join(map(str, sizes))} {plural(sizes[-1], 'device')}"
+            "no number of meshes that are alike takes all devices, with submeshes of "
+            f"{', '.join(map(str, sizes))} {plural(sizes[-1], 'device')}"
         )
     numbers = [count * each for count in meshes if count * each <= problem.num_layers]
     if numbers:  # and another one was asked for

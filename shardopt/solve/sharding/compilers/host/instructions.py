@@ -54,6 +54,10 @@ class Instruction:
     waits: tuple[int, ...] = ()
     reducer: str | None = None
 
+    @property
+    def fragment(self) -> int:
+        return self.scope[0]
+
 
 @dataclass
 class Program:
@@ -98,6 +102,17 @@ class Program:
 
     def users(self, buffer: int) -> int:
         return len(self.readers[buffer]) + (buffer in self.kept)
+
+    def is_made_by(self, buffer: int, fragment: int) -> bool:
+        maker = self.makers.get(buffer)
+        return maker is not None and self.instructions[maker].fragment == fragment
+
+    def leaves(self, buffer: int) -> bool:
+        """Whether it is an output of the program, or of a fragment for another one."""
+        return buffer in self.graph.outputs or any(
+            not self.is_made_by(buffer, self.instructions[reader].fragment)
+            for reader in self.readers[buffer]
+        )
 
     def changes_only_shape(self, instruction: Instruction) -> bool:
         """Whether the result is the operand's buffer, read with other dimensions."""

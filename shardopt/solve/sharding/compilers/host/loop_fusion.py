@@ -129,13 +129,14 @@ class _Fuser:
         return not self.program.kept.isdisjoint(instruction.results)
 
     def _is_another_name(self, instruction: Instruction) -> bool:
-        """An output that is another name of an input or of another output is a copy of it."""
-        program, graph = self.program, self.program.graph
+        """What leaves a fragment, and is another name of what it is given or of something else that
+        leaves it, is a copy of that."""
+        program = self.program
         if not program.changes_only_shape(instruction):
             return False
         source = instruction.operands[0]
-        return instruction.results[0] not in graph.outputs or (
-            source in program.makers and source not in graph.outputs
+        return not program.leaves(instruction.results[0]) or (
+            program.is_made_by(source, instruction.fragment) and not program.leaves(source)
         )
 
     def _call(self, call: LibraryCall) -> Kernel:
