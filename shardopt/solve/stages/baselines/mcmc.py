@@ -28,7 +28,7 @@ from typing import TypeVar
 
 from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
 from shardopt.solve.stages.baselines.random_plans import RandomPlans
-from shardopt.solve.stages.dp.infeasible import why_infeasible
+from shardopt.solve.stages.dp.infeasible import no_plan
 from shardopt.solve.stages.stage_problem import (
     StageProblem,
     Stages,
@@ -57,7 +57,7 @@ def mcmc_stages(problem: StageProblem, request: PlannerInput) -> StageSolution:
     """
     plans = RandomPlans(problem, request.num_stages)
     if not plans.any:
-        raise UserError(why_infeasible(problem, request.num_stages))
+        raise no_plan(problem, request.num_stages)
     moves = Moves(problem, Random(request.seed), may_cut=request.num_stages is None)
     best = _walk(problem, plans, moves, request.proposals)
     if best is None:

@@ -137,6 +137,14 @@ class LazyStageCosts:
             if problem.need_bytes(held, stage) > limits[stage[2]]
         )
 
+    def complete(self, stages: Stages) -> bool:
+        """Make the costs of a plan exact; False where they are."""
+        first = pending = self._pending(stages)
+        while pending:
+            self.arrays.refine(pending)
+            pending = self._pending(stages)
+        return bool(first)
+
     def compute_all(self) -> None:
         """Make every entry exact."""
         stages = tuple((int(i), int(j), int(c)) for i, j, c in np.argwhere(self.arrays.candidates))

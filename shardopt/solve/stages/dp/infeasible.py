@@ -17,32 +17,43 @@ from shardopt.solve.stages.dp.recursion import PipelineSlot, Recursion, make_siz
 from shardopt.solve.stages.dp.searches import CostTable, count_groups, levels_of
 from shardopt.solve.stages.stage_problem import Copies, StageProblem, Stages, held_copies
 from shardopt.support.counts import counted, plural
+from shardopt.support.errors import UserError
 from shardopt.support.sizes import format_bytes
 
 
-def why_infeasible(problem: StageProblem, num_stages: int | None, shared_by: int = 1) -> str:
+class NoPlan(UserError):
+    """There is no plan of a problem. `leanest` is the one that lacks the fewest bytes; None where
+    something else is missing."""
+
+    def __init__(self, message: str, leanest: Stages | None = None) -> None:
+        super().__init__(message)
+        self.leanest = leanest
+
+
+def no_plan(problem: StageProblem, num_stages: int | None, shared_by: int = 1) -> NoPlan:
     """What a problem without a plan lacks, for the user. With `shared_by` the memory of the problem
     is the share of each of so many stages."""
     cut = counted(problem.num_layers, "layer")
     if num_stages is not None:
         cut = f"{counted(num_stages, 'stage')} of {cut}"
     if _leanest(problem, num_stages, np.where(problem.ordered(), 0.0, np.inf)) is None:
-        return f"{cut} cannot use exactly {_devices(problem)}"
+        return NoPlan(f"{cut} cannot use exactly {_devices(problem)}")
     shardable = np.where(problem.shardable(), 0.0, np.inf)
     if _leanest(problem, num_stages, shardable) is None:
         covered = [
             bool(np.isfinite(shardable[: k + 1, k + 1 :]).any()) for k in range(problem.num_layers)
         ]
         where = "" if all(covered) else f": layer {covered.index(False)} is in no feasible stage"
-        return f"no cut of {cut} has a feasible sharding for every stage{where}"
+        return NoPlan(f"no cut of {cut} has a feasible sharding for every stage{where}")
     plan = leanest_plan(problem, num_stages)
     assert plan is not None, "missing bytes are finite wherever there is a sharding"
     memory = f"the memory of a device ({_sizes(problem, 0.0, shared_by)})"
     if shared_by > 1:
         memory += f", of which each of its {shared_by} stages has {_sizes(problem, 0.0)}"
-    return (
+    return NoPlan(
         f"no plan of {cut} fits {memory}: "
-        f"{what_is_missing(problem, plan)}; {_enough(problem, plan, num_stages, shared_by)}"
+        f"{what_is_missing(problem, plan)}; {_enough(problem, plan, num_stages, shared_by)}",
+        plan,
     )
 
 

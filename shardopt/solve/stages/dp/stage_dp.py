@@ -22,7 +22,7 @@ import numpy as np
 
 from shardopt.hardware.cluster import Submesh
 from shardopt.solve.stages.dp.bottleneck_search import BottleneckSearch
-from shardopt.solve.stages.dp.infeasible import why_infeasible
+from shardopt.solve.stages.dp.infeasible import no_plan
 from shardopt.solve.stages.dp.searches import SearchTables
 from shardopt.solve.stages.stage_problem import (
     StageConfig,
@@ -64,7 +64,7 @@ def solve_stages(
         best = bottleneck.run()
         evaluations += bottleneck.evaluations
     if best is None:
-        raise UserError(why_infeasible(problem, num_stages))
+        raise no_plan(problem, num_stages)
     return replace(best, status="optimal", bound=best.seconds, evaluations=evaluations)
 
 

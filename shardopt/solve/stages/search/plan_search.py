@@ -28,7 +28,7 @@ from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInpu
 from shardopt.solve.stages.costs.lazy_costs import GAP, NothingFits
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.dp.best_plans import NEAR, best_plans
-from shardopt.solve.stages.dp.infeasible import leanest_plan
+from shardopt.solve.stages.dp.infeasible import NoPlan, leanest_plan
 from shardopt.solve.stages.dp.stage_dp import least_longest_stage, solve_stages
 from shardopt.solve.stages.search.contest import Contest, RefinedCosts
 from shardopt.solve.stages.search.rerank import SimulatedPlan, simulate_plan
@@ -43,6 +43,7 @@ from shardopt.support.errors import UserError
 
 NUM_PLANS = 8  # plans of the DP that are simulated at a time
 MOST_ROUNDS = 4  # times that new costs may bring other plans forward
+MOST_COMPLETED = 100  # leanest plans with bounds that are made exact
 MOST_FITTED = 4  # plans that are sharded within the memory because no other fits
 _MOST_CHECKED = 4000  # tasks of a step that is simulated in every round of a search
 # By so much a runner-up of the stage DP may be shorter than its best plan, when both are simulated:
@@ -66,6 +67,9 @@ class StageCosts(RefinedCosts, Protocol):
         """The best plan under exact costs, or one proven to be almost as good; `solve` finds the
         best under given ones."""
 
+    def complete(self, stages: Stages) -> bool:
+        """Make the costs of a plan exact; False where they are."""
+
     def fit(self, stages: Stages, in_flight_of: InFlight) -> bool:
         """Whether stages that exceed the memory can be sharded within it after all."""
 
@@ -86,6 +90,9 @@ class ExactStageCosts:
         return True
 
     def refine(self, stages: Stages) -> bool:
+        return False
+
+    def complete(self, stages: Stages) -> bool:
         return False
 
     def fit(self, stages: Stages, in_flight_of: InFlight) -> bool:
@@ -295,18 +302,24 @@ def _best(
     costs: StageCosts, in_flight_of: InFlight, solve: DpSolver, num_stages: int | None
 ) -> StageSolution:
     """The best plan; where no sharding found so far fits, the leanest plans are sharded within the
-    memory until there is one, or one of them does not fit either."""
-    for _ in range(MOST_FITTED):
+    memory until there is one, or one of them does not fit either. What bounds of a stage allow is
+    no plan: the leanest is that of exact costs, as far as that takes no more than some rounds."""
+    completed = fitted = 0
+    while True:
         try:
             return costs.best(in_flight_of, solve)
         except (NoneIsShorter, NothingFits):
             raise  # of the latter the leanest were looked at
-        except UserError:
+        except UserError as error:
             problem = costs.problem(in_flight_of)
+            own = error.leanest if isinstance(error, NoPlan) else None
+            if own is not None and completed < MOST_COMPLETED and costs.complete(own):
+                completed += 1
+                continue
             # The leanest plan is searched among stages that have meshes of their own.
-            if problem.stages_per_mesh > 1:
-                raise  # the leanest plan is one of stages with meshes of their own
-            stages = leanest_plan(problem, num_stages)
-            if stages is None or not costs.fit(stages, in_flight_of):
+            if fitted == MOST_FITTED or problem.stages_per_mesh > 1:
                 raise
-    return costs.best(in_flight_of, solve)
+            leanest = own or leanest_plan(problem, num_stages)
+            if leanest is None or not costs.fit(leanest, in_flight_of):
+                raise
+            fitted += 1

@@ -33,7 +33,7 @@ from shardopt.schedule.schedules import (
     model_in_flight,
 )
 from shardopt.solve.stages.baselines.planner import BaselinePlanner, PlannerInput
-from shardopt.solve.stages.dp.infeasible import why_infeasible
+from shardopt.solve.stages.dp.infeasible import NoPlan, no_plan
 from shardopt.solve.stages.dp.shared_mesh_search import SharedMeshSearch
 from shardopt.solve.stages.stage_problem import (
     InFlight,
@@ -174,13 +174,14 @@ def _searches(
         even = "" if mesh_multiple == 1 else f" of a multiple of {mesh_multiple} meshes"
         how_many = "" if request.num_stages is None else f"{request.num_stages} stages of "
         reason = (
-            _why_infeasible(problem, searches[0], shared_by)
+            _no_plan_of(searches[0], shared_by)
             if searches
-            else _why_no_number(problem, [*by_number])
+            else NoPlan(_why_no_number(problem, [*by_number]))
         )
-        raise UserError(
+        raise NoPlan(
             f"no plan puts {counted(each, 'stage')} on every mesh{even}, of {how_many}"
-            f"{counted(problem.num_layers, 'layer')} on {counted(devices, 'device')}: {reason}"
+            f"{counted(problem.num_layers, 'layer')} on {counted(devices, 'device')}: {reason}",
+            reason.leanest,
         )
     return possible
 
@@ -206,9 +207,9 @@ def _why_no_number(problem: StageProblem, meshes: list[int]) -> str:
     )
 
 
-def _why_infeasible(problem: StageProblem, search: SharedMeshSearch, shared_by: int) -> str:
+def _no_plan_of(search: SharedMeshSearch, shared_by: int) -> NoPlan:
     """What so many stages lack, every device counted once for each of its stages."""
-    chosen = list(search.configs)
+    problem, chosen = search.problem, list(search.configs)
     counts = [held.in_flight for held in held_copies(problem, search.num_stages)]
     outside, shape = problem.outside_bytes, problem.seconds[:, :, chosen].shape
     alone = replace(
@@ -226,7 +227,11 @@ def _why_infeasible(problem: StageProblem, search: SharedMeshSearch, shared_by: 
         # How stages of a mesh share its memory is not proven to be best.
         least_bytes=(np.zeros(shape), np.zeros(shape)),
     )
-    return why_infeasible(alone, search.num_stages, shared_by)
+    lacking = no_plan(alone, search.num_stages, shared_by)
+    if lacking.leanest is None:
+        return lacking
+    leanest = tuple((start, end, chosen[config]) for start, end, config in lacking.leanest)
+    return NoPlan(str(lacking), leanest)
 
 
 def _alike(configs: Sequence[StageConfig], num_devices: int) -> Iterator[tuple[int, ...]]:

@@ -4,6 +4,7 @@ bounds below them."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,7 +41,7 @@ from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
 from shardopt.solve.stages.dp.infeasible import leanest_plan
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.search.costs_by_kind import CostsByKind
-from shardopt.solve.stages.search.plan_search import NoneIsShorter, search_plans
+from shardopt.solve.stages.search.plan_search import NoneIsShorter, PlanSearch, search_plans
 from shardopt.solve.stages.search.shared_meshes import sharing_planner
 from shardopt.solve.stages.stage_problem import (
     StageConfig,
@@ -609,6 +610,29 @@ def test_a_search_without_a_plan_ends_with_the_leanest(
     plan = lazy.best(one_f_one_b_in_flight, planner)
     found = lazy.problem(one_f_one_b_in_flight)
     assert is_plan(found, plan.stages) and not is_plan(found, largest)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "chimera"])
+def test_a_refusal_names_bytes_that_a_plan_needs(schedule: str) -> None:
+    """Whatever less there is: what stages lack of which only bounds are known is no plan."""
+    kind, planner = find_schedule(schedule), find_planner("dp")
+    if kind.stages_per_mesh > 1:
+        planner = sharing_planner(planner, "dp", kind)
+
+    def search(limit: int | None) -> PlanSearch:
+        within = replace(problem(6), memory_limit_bytes=(limit,))
+        costs = CostsByKind(within).of(kind)
+        return search_plans(costs, [schedule], within.transfers(), planner, PlannerInput())
+
+    peak, told = search(None).best.peak_bytes, 0
+    for share in (0.3, 0.5, 0.7, 0.9):
+        try:
+            search(int(share * peak))
+        except UserError as error:
+            if match := re.search(r"the least that was found is (\d+) bytes", str(error)):
+                told += 1
+                search(int(match[1]))
+    assert told
 
 
 @pytest.mark.parametrize("can_fit", [True, False])
