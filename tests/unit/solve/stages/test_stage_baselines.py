@@ -31,6 +31,7 @@ from shardopt.solve.stages.stage_problem import (
     evaluate,
     stage_configs,
 )
+from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
 from tests.unit.solve.stages.planner_problems import (
     Allowed,
@@ -177,7 +178,7 @@ def test_agrees_with_brute_force_over_its_own_space(name: str, data: st.DataObje
     expected = least(problem, allowed) if allowed else least(problem)
     request = planner.request(name, PlannerInput())
     if expected is None:
-        with pytest.raises(UserError, match=f"{problem.num_layers} layers"):
+        with pytest.raises(UserError, match=f"{counted(problem.num_layers, 'layer')} "):
             planner.solve(problem, request)
         return
     plan = planner.solve(problem, request)
