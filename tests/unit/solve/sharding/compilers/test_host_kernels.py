@@ -116,6 +116,19 @@ PRODUCT = FactorRule((8, 4, N, N), (((0,), (1,), (2,)), ((0,), (1,), (3,))), (((
 BATCH, WEIGHT = Tensor((8, 4, N), "f32", 4), Tensor((N, N), "f32", 4)
 
 
+def test_what_leaves_a_fragment_is_a_copy_of_what_it_is_given() -> None:
+    """A change of shape is another name of its operand inside of a fragment alone."""
+
+    def renamed(reader: int) -> OpGraph:
+        return graph_of(
+            Op("reshape", (0,), (1,), SAME, group=1),
+            Op("convolution", (1,), (2,), SAME, group=reader),
+        )
+
+    assert written(renamed(1)) == {2}
+    assert written(renamed(2)) == {1, 2}
+
+
 def test_the_gradient_of_a_weight_reads_a_transposed_copy() -> None:
     """Rows and columns of the batch are contracted: the left operand is written in another order."""
     op = Op("dot_general", (0, 1), (2,), PRODUCT)
