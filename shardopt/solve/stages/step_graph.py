@@ -124,6 +124,12 @@ class StepGraph:
         runs where stages begin with it and behind it, whichever else there are."""
         return self.cut_at(*range(1, self.num_layers))
 
+    @property
+    def is_cut_alike(self) -> bool:
+        """Whether what a stage runs does not depend on where other stages begin: nothing that is
+        computed again goes on to a later layer."""
+        return not self._rising
+
     @cached_property
     def _rising(self) -> tuple[tuple[int, int], ...]:
         """(operation, operand) where something computed again goes on to a later layer."""

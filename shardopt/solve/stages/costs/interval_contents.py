@@ -48,10 +48,10 @@ class IntervalContents:
 
     def of(self, start: int, end: int, turn: int) -> IntervalContent | None:
         """Of layers [start, end) where what depends on layers from `turn` on is backward. None in a
-        step that computes values again (`StepGraph.repeated`), as what of them is sent depends on
-        where each stage begins; and where no two intervals can be equal, as the first and the last
-        layer are not."""
-        if self.step.repeated or self.step.num_layers < 3:
+        step of which a later layer reads what an earlier one computes again, as what of that is
+        sent depends on where each stage begins; and where no two intervals can be equal, as the
+        first and the last layer are not."""
+        if not self.step.is_cut_alike or self.step.num_layers < 3:
             return None
         if (start, end, turn) not in self._known:
             self._known[start, end, turn] = self._content(start, end, turn)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from jaxlib.mlir import ir
 
+from shardopt.dialect.program import read_program
 from shardopt.graph.recomputed_units import searched_modes
 from shardopt.hardware.cluster_file import load_cluster
+from shardopt.ir.context import make_context
+from shardopt.passes.stages.read_step import read_step
+from shardopt.pipeline.manager import run_pipeline
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.costs import cost_arrays, layer_bounds
 from shardopt.solve.stages.costs.bounds import common_forward, relaxed_layer
@@ -181,6 +189,56 @@ def test_a_layer_with_a_loop_is_no_other() -> None:
     assert digests[0] == digests[2] == digests[3] != digests[1]
 
 
-def test_what_is_computed_again_by_the_model_is_cut_where_each_stage_begins() -> None:
-    step = chain(4)
-    assert IntervalContents(replace(step, repeated={1: 0})).of(0, 1, 1) is None
+def checkpointed(run: Callable[..., jax.Array], rises: bool) -> StepGraph:
+    """Four blocks in as many layers, which are computed again; where it `rises`, with something
+    that a later layer reads as well."""
+
+    def step(weights: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        def loss(weights: list[jax.Array]) -> jax.Array:
+            return jnp.mean(run(weights, x) ** 2)
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], value
+
+    weights = [jnp.zeros((8, 8)) for _ in range(8)]
+    text = jax.jit(step, donate_argnums=0).lower(weights, jnp.zeros((8, 8))).as_text()
+    phases = ("import", "microbatch{num-microbatches=2}", "cluster{layers=4}")
+    with make_context():
+        module = ir.Module.parse(text)
+        passes = ",".join(f"shardopt-{phase}" for phase in phases)
+        run_pipeline(module, f"builtin.module({passes})")
+        made = read_step(read_program(module))[0]
+    assert made.repeated
+    assert made.is_cut_alike != rises
+    return made
+
+
+def in_blocks(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    @jax.checkpoint
+    def block(x: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ first) @ second
+
+    for first, second in zip(weights[::2], weights[1::2], strict=True):
+        x = block(x, first, second)
+    return x
+
+
+def in_pairs(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Two blocks at a time are computed again, which are two layers."""
+
+    @jax.checkpoint
+    def pair(x: jax.Array, *weights: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return x
+
+    return pair(pair(x, *weights[:4]), *weights[4:])
+
+
+@pytest.mark.parametrize(("run", "rises"), [(in_blocks, False), (in_pairs, True)])
+def test_what_the_model_computes_again_is_cut_where_each_stage_begins(
+    run: Callable[..., jax.Array], rises: bool
+) -> None:
+    step = checkpointed(run, rises)
+    assert (IntervalContents(step).of(1, 2, 2) is None) == rises
+    check(step)
