@@ -416,7 +416,10 @@ def _source(name: str) -> tuple[str, str]:
     if name.endswith((".yaml", ".yml", ".json")) or is_file(name):
         return read_text(Path(name), "cluster file"), name
     if name not in presets():
-        raise UserError(f"unknown cluster preset '{name}'{suggestion(name, presets())}")
+        # The name that was meant may be none of those that look like it.
+        meant, listed = suggestion(name, presets()), ", ".join(presets())
+        more = "" if listed in meant else f" There are {listed}"
+        raise UserError(f"unknown cluster preset '{name}'{meant}{more}")
     file = f"{name}.yaml"
     return (resources.files("shardopt.hardware") / "presets" / file).read_text(
         encoding="utf-8"

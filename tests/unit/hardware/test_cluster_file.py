@@ -132,7 +132,11 @@ def test_bad_fields_name_file_and_path(
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("p3.16xlrge", "unknown cluster preset 'p3.16xlrge'; did you mean 'p3.16xlarge'?"),
+        (
+            "p3.16xlrge",
+            "unknown cluster preset 'p3.16xlrge'; did you mean 'p3.16xlarge'? There are "
+            f"{', '.join(presets())}",
+        ),
         (
             "zzz:2x2",
             f"unknown cluster preset 'zzz'; expected one of {', '.join(presets())}",

@@ -42,6 +42,10 @@ GAP = 0.005
 # same costs, under other schedules, know most of them already and get a share of it.
 MOST_SOLVES, MORE_SOLVES = 250, 30
 
+# The same in operations (`CostCounts.work`), some ten thousand a second: those of a stage of a model
+# with hundreds of layers take ten times as long as others.
+MOST_WORK, MORE_WORK = 2_000_000, 250_000
+
 # While the best plan may still be this far from the optimum, several times as many may be solved.
 WIDE_GAP, WIDE_GAP_FACTOR = 0.05, 4
 
@@ -185,6 +189,7 @@ class LazyStageCosts:
         arrays, best, bound, proven = self.arrays, None, 0.0, 0.0
         # Counts go on over all searches with these costs: later ones get their share on top.
         budget = max(self.most_solves, self.counts.solves + MORE_SOLVES)
+        most_work = MOST_WORK
         most_without_plan = self.counts.solves + MOST_WITHOUT_PLAN
         next_guess = 0
         while True:
@@ -203,7 +208,8 @@ class LazyStageCosts:
                 return replace(plan, bound=proven)
             if best is not None:
                 gap = 1 - bound / best.seconds
-                is_spent = self.counts.solves >= budget * (WIDE_GAP_FACTOR if gap > WIDE_GAP else 1)
+                factor = WIDE_GAP_FACTOR if gap > WIDE_GAP else 1
+                is_spent = self.counts.solves >= budget * factor or self.counts.work >= most_work
                 if is_spent and gap > self.gap_tolerance:
                     best = self._or_one_stage(best, in_flight_of)
                 if is_spent or gap <= self.gap_tolerance:
@@ -212,6 +218,8 @@ class LazyStageCosts:
             elif self.counts.solves >= most_without_plan:
                 best, bound, proven = self._leanest(in_flight_of), 0.0, 0.0  # more fits now
                 continue
+            if best is None:  # the first one found is seldom the best
+                most_work = max(MOST_WORK, self.counts.work + MORE_WORK)
             arrays.refine(pending)
             best = self._completed(best, in_flight_of, plan.stages)
             if self.counts.solves >= next_guess and all(
@@ -245,11 +253,14 @@ class LazyStageCosts:
 
     def _or_one_stage(self, best: StageSolution, in_flight_of: InFlight) -> StageSolution:
         """The plan, or a shorter one without a pipeline: there are few of those, and a search that
-        was not finished should not lose to them."""
-        layers = self.arrays.candidates.shape[1] - 1
-        for config in map(int, np.flatnonzero(self.arrays.candidates[0, layers])):
+        was not finished should not lose to them. The likely ones first, as long as that is no more
+        work than for later searches."""
+        layers, most_work = self.arrays.candidates.shape[1] - 1, self.counts.work + MORE_WORK
+        configs = np.flatnonzero(self.arrays.candidates[0, layers])
+        likely = np.argsort(self.arrays.seconds[0, layers, configs], kind="stable")
+        for config in map(int, configs[likely]):
             stages = ((0, layers, config),)
-            while pending := self._pending(stages):
+            while (pending := self._pending(stages)) and self.counts.work < most_work:
                 problem = self.arrays.stage_problem(in_flight_of)
                 if (
                     not is_plan(problem, stages)
