@@ -254,10 +254,8 @@ class _Extractor:
             *(1 + max(mesh.stages.values(), default=0) for mesh in self.meshes.values()),
         )
         in_flight, methods = self.in_flight(op, count), read_methods(op, count)
-        slices, tasks = (
-            read_token_slices(op),
-            _tasks_of_meshes(op, list(self.meshes.values()), count),
-        )
+        slices = read_token_slices(op)
+        tasks = _tasks_of_meshes(op, list(self.meshes.values()), count)
         for number, (mesh, start) in enumerate(zip(self.meshes.values(), starts, strict=True)):
             stages = mesh.stages
             mesh.loop = MicrobatchLoop(

@@ -134,10 +134,10 @@ class Classes:
         counts, graph = Counter[Copies](), self.part.graph
         for some in sharing.values():
             source, k, _, operand, times, node = some[0]
-            readers = tuple(dict.fromkeys([row[2:4] for row in some]))
+            readers = tuple(dict.fromkeys([(row[2], row[3]) for row in some]))
             tensor = graph.ops[node].operands[operand]
-            what = graph.tensors[tensor], tensor in self.view.fused
-            counts[Copies((source, k), readers, times, *what)] += 1  # type: ignore[arg-type]
+            value, fused = graph.tensors[tensor], tensor in self.view.fused
+            counts[Copies((source, k), readers, times, value, fused)] += 1
         return counts
 
     @cached_property
