@@ -42,8 +42,8 @@ GAP = 0.005
 # same costs, under other schedules, know most of them already and get a share of it.
 MOST_SOLVES, MORE_SOLVES = 250, 30
 
-# The same in operations (`CostCounts.work`), some ten thousand a second: those of a stage of a model
-# with hundreds of layers take ten times as long as others.
+# The same in operations (`CostCounts.work`), some ten thousand a second: stages of a model with
+# hundreds of layers take ten times as long as others.
 MOST_WORK, MORE_WORK = 2_000_000, 250_000
 
 # While the best plan may still be this far from the optimum, several times as many may be solved.
