@@ -39,6 +39,8 @@ def options_of(
     values |= {name: path_text(name, values[name]) for name in _PATHS if name in values}
     for row in rows(PlanOptions):
         if row.field in values:
+            if row.unset and isinstance(values[row.field], str) and values[row.field] == "auto":
+                values[row.field] = None  # as the command line has it
             accepted = _words(MeshIntraOp) if "MeshIntraOp" in row.accepts.get(function, "") else ()
             check_value(row, values[row.field], accepted)
     return PlanOptions(**values)

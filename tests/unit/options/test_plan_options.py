@@ -378,6 +378,15 @@ def test_keywords_in_other_forms() -> None:
     )
 
 
+def test_auto_is_none_where_the_planner_chooses() -> None:
+    """As on the command line."""
+    words = dict.fromkeys(("microbatches", "layers", "stages"), "auto")
+    options = options_of("parallelize", "c.yaml", words)
+    assert options == PlanOptions("c.yaml", microbatches=None, layers=None, stages=None)
+    with pytest.raises(shardopt.UserError, match="expected mcmc_seed to be an integer"):
+        options_of("optimize", "c.yaml", {"mcmc_seed": "auto"})
+
+
 def test_options_of_runs_are_keywords_with_the_defaults_of_their_class() -> None:
     program, *parameters = inspect.signature(open_run).parameters.values()
     assert program.name == "program"
