@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # keep what it compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup test test-all test-fast lint wheel-check docs docs-check site demo clean
+.PHONY: setup test test-all test-fast lint wheel-check kernels docs docs-check site demo clean
 
 setup: $(STAMP)
 
@@ -18,15 +18,16 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 # Tests of a file share what they plan, so each process gets files that stand together, and takes
-# others of the rest when it is done. Lint and wheel check keep one core busy each.
+# others of the rest when it is done. Lint keeps one core busy, the rest of the checks and compiling
+# kernels, which else both processes would do, the other.
 PYTEST = $(BIN)/pytest -q -n 2 --dist worksteal
 
 test: $(STAMP)
-	+$(MAKE) --no-print-directory -j2 lint wheel-check
+	+$(MAKE) --no-print-directory -j2 lint wheel-check kernels
 	$(PYTEST) -m 'not slow'
 
 test-all: $(STAMP)
-	+$(MAKE) --no-print-directory -j2 lint wheel-check
+	+$(MAKE) --no-print-directory -j2 lint wheel-check kernels
 	$(PYTEST)
 
 test-fast: $(STAMP)
@@ -39,6 +40,9 @@ lint: $(STAMP)
 
 wheel-check: $(STAMP)  # the wheel works without the checkout; PYTHON_UNDER_TEST=python3.13 tries another Python
 	$(BIN)/python -m scripts.wheel_check $(if $(PYTHON_UNDER_TEST),--python $(PYTHON_UNDER_TEST))
+
+kernels: $(STAMP)
+	$(BIN)/python -c "from shardopt.passes.kernels import use_all; use_all()"
 
 docs: $(STAMP)
 	$(BIN)/python -m scripts.docs
