@@ -18,7 +18,7 @@ func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
 sdy.mesh @mesh = <["x"=2, "y"=2]>
 func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
   // CHECK: other.mlir:[[@LINE+2]]:8: error: expected a mesh with the axes that 'sdy.manual_computation' is written for (x=2, y=2), found mesh[x=4]
-  // STAGES: other.mlir:[[@LINE+1]]:8: error: no cut of 1 layers has a feasible sharding for every stage: layer 0 is in no feasible stage; a stage with this code for one device of a mesh (x=2, y=2) needs such a mesh
+  // STAGES: other.mlir:[[@LINE+1]]:8: error: no cut of 1 layer has a feasible sharding for every stage: layer 0 is in no feasible stage; a stage with this code for one device of a mesh (x=2, y=2) needs such a mesh
   %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"x"}]>] out_shardings=[<@mesh, [{"x"}]>] manual_axes={"x"} (%a: tensor<4xf32>) {
     sdy.return %a : tensor<4xf32>
   } : (tensor<8xf32>) -> tensor<8xf32>

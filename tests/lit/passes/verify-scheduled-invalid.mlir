@@ -23,7 +23,7 @@
 // NONE: error: expected attribute 'shardopt.schedule' on the microbatch loop, found none
 // KEYS: error: expected name, makespan_seconds, bubble, peak_bytes in 'shardopt.schedule', found no valid bubble, peak_bytes
 // NAME: error: unknown schedule: 'zero'; did you mean 'zero-bubble'?
-// ORDER: error: schedule 'inference': task 0B0 is not listed on any mesh
+// ORDER: error: schedule 'inference' has forwards only, and the model has a backward: expected one that trains
 // MEMORY: error: expected at most 1000 bytes on a device of cluster test:1x4, found a peak of 1001 bytes on mesh 'm1'
 // MESHES: error: expected peak_bytes of 2 meshes in 'shardopt.schedule', found array<i64: 192>
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module (written by the stage phase), found none

@@ -60,7 +60,10 @@ def test_arguments_are_named(main: ir.Operation, texts: str, chosen: dict[int, i
         ),
         ("batch['[xy]']", "none called"),
         ("batch,elsewhere", "none called 'elsewhere'"),
-        ("batch['n']", r"dimension below 0 of argument 3 \(batch\['n'\]\), found 0"),
+        (
+            "batch['n']",
+            r"expected a batch argument with rows, found argument 3 \(batch\['n'\]\), a scalar",
+        ),
         ("6", "expected a batch argument below 6, found 6"),
         (
             "2",
