@@ -102,6 +102,8 @@ def _origins(
                 sums.setdefault(None, set()).add(number)
         elif shape_of(current) == shape_of(value):
             for operand, rows in _joined(producer):
+                if _elements(operand) <= 1:  # a row of one number tells no more than a scalar
+                    continue
                 for inner, numbers in _origins(operand, program)[1].items():
                     made = rows if inner is None else inner.of(rows)
                     if made is not None:

@@ -30,7 +30,11 @@ def warn_of_stacked(program: StepProgram, stages: Sequence[range], pm: PassConte
         source, rows = source_of(value)
         if rows is not None:
             uses = program.body_block.arguments[number].uses
-            layers = (ir.IntegerAttr(use.owner.attributes[LAYER]).value for use in uses)
+            layers = (
+                ir.IntegerAttr(use.owner.attributes[LAYER]).value
+                for use in uses
+                if LAYER in use.owner.attributes  # what ends the body has none
+            )
             readers.setdefault(source, set()).update(
                 stage_of[layer] for layer in layers if layer in stage_of
             )

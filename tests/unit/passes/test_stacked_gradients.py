@@ -70,6 +70,10 @@ def clustered(blocks: Blocks, layers: int) -> StepProgram:
     }
     x = jnp.zeros((ROWS, WIDTH))
     text = jax.jit(step, donate_argnums=(0, 1)).lower(params, params, x, x).as_text()
+    return lowered(text, layers)
+
+
+def lowered(text: str, layers: int) -> StepProgram:
     module = ir.Module.parse(text, make_context())
     phases = (
         "import{unroll=true}",
@@ -110,3 +114,24 @@ def test_a_gradient_is_made_where_its_rows_are_read(kind: str, layers: int) -> N
         seen.add((home, tuple(weights)))
     assert {home for home, _ in seen} == set(range(layers))
     assert len(seen) == 3 * BLOCKS
+
+
+def test_rows_of_one_number_tell_nothing() -> None:
+    def step(scales: jax.Array, weights: jax.Array, x: jax.Array) -> tuple:
+        def loss(weights: jax.Array) -> jax.Array:
+            y = x
+            for k in range(BLOCKS):
+                y = jnp.tanh(y @ weights[k])
+            return jnp.mean(y**2)
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        scaled = [scales[k : k + 1] * value for k in range(BLOCKS)]
+        return jnp.concatenate(scaled), weights - 0.1 * grads
+
+    arguments = jnp.ones(BLOCKS), jnp.ones((BLOCKS, WIDTH, WIDTH)), jnp.ones((ROWS, WIDTH))
+    text = jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).as_text()
+    program = lowered(text, layers=2)
+    found = gradients_of(program)
+    assert len(found) == BLOCKS
+    for number in found:
+        assert shape_of(program.loop.results[number])[-2:] == (WIDTH, WIDTH)

@@ -143,17 +143,16 @@ class LazyStageCosts:
 
     def complete(self, stages: Stages) -> bool:
         """Make the costs of a plan exact; False where they are."""
-        first = pending = self._pending(stages)
-        while pending:
+        if self.is_exact(stages):
+            return False
+        while pending := self._pending(stages):
             self.arrays.refine(pending)
-            pending = self._pending(stages)
-        return bool(first)
+        return True
 
     def compute_all(self) -> None:
         """Make every entry exact."""
         stages = tuple((int(i), int(j), int(c)) for i, j, c in np.argwhere(self.arrays.candidates))
-        while pending := self._pending(stages):
-            self.arrays.refine(pending)
+        self.complete(stages)
 
     def best(self, in_flight_of: InFlight, planner: Planner) -> StageSolution:
         """The best plan under exact costs, or one within the tolerance of it, relatively; its
