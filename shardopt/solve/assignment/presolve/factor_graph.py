@@ -14,7 +14,7 @@ from time import monotonic
 import numpy as np
 
 from shardopt.solve.assignment.presolve.memory_profile import UsageProfile
-from shardopt.solve.assignment.problem import Edge, Problem
+from shardopt.solve.assignment.problem import Problem
 from shardopt.solve.assignment.table_store import TableStore
 
 
@@ -86,8 +86,12 @@ class FactorGraph:
         for node, cost in enumerate(self.costs):
             if not len(cost):
                 raise Infeasible(f"node {node} has no strategies")
+        # Equal edges mostly share one array, which is looked up once.
+        tables: dict[int, np.ndarray] = {}
         for edge in problem.edges:
-            self._add_edge(edge)
+            if id(edge.cost) not in tables:
+                tables[id(edge.cost)] = self.store.intern(edge.cost)
+            self._add_edge(edge.u, edge.v, tables[id(edge.cost)])
         for node, cost in enumerate(self.costs):
             if not cost.max() < np.inf:
                 self.restrict(node, cost < np.inf, "every strategy has infinite cost")
@@ -176,11 +180,11 @@ class FactorGraph:
         self.changed_nodes.pop(rule.node, None)
         self.log.append(rule)
 
-    def _add_edge(self, edge: Edge) -> None:
-        if edge.u == edge.v:
-            self.costs[edge.u] = self.costs[edge.u] + np.diagonal(edge.cost)
+    def _add_edge(self, u: int, v: int, table: np.ndarray) -> None:
+        if u == v:
+            self.costs[u] = self.costs[u] + np.diagonal(table)
         else:
-            self.link(edge.u, edge.v, edge.cost)
+            self.link(u, v, table)
 
     def _set(self, u: int, v: int, table: np.ndarray) -> None:
         self.tables[u][v] = table

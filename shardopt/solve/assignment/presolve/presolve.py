@@ -304,20 +304,22 @@ def _dominators(graph: FactorGraph, node: int) -> np.ndarray:
     extra = cost[:, None] - cost[None, :]
     for table in graph.tables[node].values():
         most, row = graph.store.regret(table)
-        extra += most.take(row, axis=1).take(row, axis=0)
+        # Where all rows differ, each is its own.
+        extra += most if len(most) == len(row) else most.take(row, axis=1).take(row, axis=0)
     better = extra <= 0
     np.fill_diagonal(better, False)
     if graph.memory is not None:
         for size in graph.memory.segments[node].values():
             better &= size[:, None] <= size[None, :]
-    instead = np.arange(len(cost))
+    instead, kept = np.arange(len(cost)), np.ones(len(cost), dtype=bool)
     # One at a time, last first: of equal strategies the first stays, and rounding cannot close a
     # circle.
     dominated = np.flatnonzero(better.any(axis=0))[::-1]
     for strategy in dominated.tolist():
-        candidates = np.flatnonzero(better[:, strategy] & (instead == np.arange(len(cost))))
-        if len(candidates):
-            instead[strategy] = candidates[0]
+        candidates = better[:, strategy] & kept
+        first = candidates.argmax()
+        if candidates[first]:
+            instead[strategy], kept[strategy] = first, False
     # A dominator may have gone after the strategy it replaced; what replaced it then stands for
     # both.
     for strategy in dominated[::-1].tolist():

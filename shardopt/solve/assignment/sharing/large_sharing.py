@@ -10,8 +10,9 @@ and assignment are close enough:
 2. The messages are spread over the whole at these shares, and a few sweeps give a bound of that:
    enough in most cases. Rounds of the whole follow where it is not.
 3. With every node free, assignments are sought near what the messages decide and near that of least
-   cost for the shares, in turns. Beside that rounds go on, on a core of their own. Where nothing
-   repeats, the problem in which each reader pays for itself gives the first assignment.
+   cost for the shares, in turns; what is close to the bound is improved as it is. Beside that
+   rounds go on, on a core of their own. Where nothing repeats, the problem in which each reader
+   pays for itself gives the first assignment.
 4. A gap that is left is closed by an integer program unless the problem is too large."""
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 
 from shardopt.solve.assignment.limits import SearchLimits
 from shardopt.solve.assignment.problem import Problem, Solution, Statistic, evaluate, relative_gap
-from shardopt.solve.assignment.search.sharding_ilp import improve
+from shardopt.solve.assignment.search.sharding_ilp import improve, solve
 from shardopt.solve.assignment.search.symmetry import TiedProblem, tie_repeated
 from shardopt.solve.assignment.sharing.price_rounds import PriceRounds, Solve
 from shardopt.solve.assignment.sharing.share_ascent import ShareAscent, SpreadMessages
@@ -86,11 +87,12 @@ class _Search:
 
     def __init__(self, sharing: Sharing, solve: Solve, limits: SearchLimits) -> None:
         self.sharing = sharing
-        self.rounds = PriceRounds(sharing, solve, limits, monotonic(), _SHARE)
+        self.store = TableStore()
+        from_near = partial(_from_start, store=self.store)
+        self.rounds = PriceRounds(sharing, solve, limits, monotonic(), _SHARE, from_near=from_near)
         self.statistics: dict[str, Statistic] = {"share_rounds": 0, "tied_share_rounds": 0}
         self.first: Solution | None = None
         self.whole: ShareAscent | None = None
-        self.store = TableStore()
 
     def tied(self, tied: TiedProblem) -> bool:
         """Assignments and a bound of the whole from the tied problem; whether there are any."""
@@ -234,3 +236,9 @@ def _improved(
     # The first strategy of every node, which runs it in full everywhere, is as good a beginning as
     # any.
     return improve(problem, start or (0,) * problem.num_nodes, limits, store=store)
+
+
+def _from_start(
+    problem: Problem, start: Sequence[int] | None, limits: SearchLimits, store: TableStore
+) -> Solution:
+    return solve(problem, limits, start=start, store=store)

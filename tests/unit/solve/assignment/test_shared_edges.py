@@ -15,6 +15,7 @@ from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, ev
 from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.assignment.sharing.arcs import Arcs, SharedEdges
 from shardopt.solve.assignment.sharing.held_copies import HeldCopy, Recomputed, with_held
+from shardopt.solve.assignment.sharing.price_rounds import PriceRounds, Solve
 from shardopt.solve.assignment.sharing.price_splitting import solve_shared
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.assignment.sharing.shared_model import solve_exactly
@@ -118,6 +119,45 @@ def test_the_least_true_cost_is_that_of_brute_force(seed: int) -> None:
     assert solution.bound <= best + 1e-9
     assert best <= solution.objective + 1e-9
     assert solution.status != "optimal" or solution.objective == pytest.approx(best)
+
+
+def test_prices_at_which_a_search_came_within_its_gap_are_not_searched_again() -> None:
+    sharing, searched = random_sharing(0), list[Problem]()
+
+    def search(problem: Problem, start: object, limits: SearchLimits) -> Solution:
+        searched.append(problem)
+        return exact(problem, start, limits)
+
+    rounds = PriceRounds(sharing, search, SearchLimits(gap_tolerance=0.01), 0.0, 1.0)
+    start = exact(sharing.problem, None, SearchLimits()).choice
+    rounds.offer_choice(start)
+    rounds.seek(start)
+    once = len(searched)
+    rounds.seek(start)
+    rounds.seek(rounds.choice)
+    assert len(searched) == once > 0
+
+
+def test_what_is_close_to_the_bound_is_improved_as_it_is() -> None:
+    sharing, ways = random_sharing(0), list[str]()
+
+    def way(name: str) -> Solve:
+        def search(problem: Problem, start: object, limits: SearchLimits) -> Solution:
+            ways.append(name)
+            return exact(problem, start, limits)
+
+        return search
+
+    best = solve_shared(sharing, exact, SearchLimits())
+    limits = SearchLimits(gap_tolerance=0.01)
+    rounds = PriceRounds(sharing, way("far"), limits, 0.0, 1.0, from_near=way("near"))
+    rounds.solved(sharing.problem, best.choice)
+    rounds.bound = 0.995 * best.objective
+    rounds.solved(sharing.problem, best.choice)
+    rounds.solved(sharing.problem, None)
+    rounds.bound = 0.98 * best.objective
+    rounds.solved(sharing.problem, best.choice)
+    assert ways == ["far", "near", "far", "far"]
 
 
 def test_every_random_problem_is_proven() -> None:
