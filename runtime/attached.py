@@ -31,13 +31,14 @@ Call = Callable[[str, Mapping[str, tuple[Any, ...]]], dict[str, Any]]
 
 def shared_by_name(main: Program, other: Program) -> dict[int, int]:
     """Arguments of `other` that have the name of a state argument of `main`: its number there."""
-    state = {a.name: number for number, a in enumerate(main.arguments) if a.alias is not None}
-    return {number: state[a.name] for number, a in enumerate(other.arguments) if a.name in state}
+    arguments, others = main.signature.arguments, other.signature.arguments
+    state = {a.name: number for number, a in enumerate(arguments) if a.alias is not None}
+    return {number: state[a.name] for number, a in enumerate(others) if a.name in state}
 
 
-def check_placement(main: Program, other: Program, shares: Mapping[int, int]) -> None:
-    """Raises UserError where the two programs do not place what they share alike, with what was
-    expected and found."""
+def shared_homes(main: Program, other: Program, shares: Mapping[int, int]) -> dict[int, int]:
+    """What is shared, by the numbers of the programs: each part of an argument. Raises UserError
+    where the two programs do not place it alike, with what was expected and found."""
     meshes = {part.mesh.name: part for part in main.meshes}
     for part in other.meshes:
         if part.mesh.name not in meshes or meshes[part.mesh.name].mesh != part.mesh:
@@ -50,24 +51,33 @@ def check_placement(main: Program, other: Program, shares: Mapping[int, int]) ->
                 f"in the attached program mesh '{part.mesh.name}' sends to '{min(missing)}', "
                 "which it is not connected to in the running one"
             )
+    arguments, others = main.signature.arguments, other.signature.arguments
+    homes: dict[int, int] = {}
     for number, source in shares.items():
-        if not (0 <= number < len(other.arguments) and 0 <= source < len(main.arguments)):
+        if not (0 <= number < len(others) and 0 <= source < len(arguments)):
             raise UserError(
                 f"argument {number} cannot be argument {source}: there is no such argument"
             )
-        argument, value = other.arguments[number], main.arguments[source].value
+        argument, expected = others[number], arguments[source]
         if argument.alias is not None:
             raise UserError(
                 f"argument '{argument.name}' of the attached program is consumed by it: it cannot "
                 "be shared"
             )
-        if argument.value != value:
+        if len(argument.homes) != len(expected.homes):
             raise UserError(
-                f"argument '{argument.name}' of the attached program is {argument.value.spec} on "
-                "mesh "
-                f"'{argument.value.mesh}', expected {value.spec} on mesh '{value.mesh}', where it "
-                "lives"
+                f"argument '{argument.name}' of the attached program is in {len(argument.homes)} "
+                f"parts, expected {len(expected.homes)}, as it lives"
             )
+        for home, there in zip(argument.homes, expected.homes, strict=True):
+            if (home.value, home.rows) != (there.value, there.rows):
+                raise UserError(
+                    f"argument '{argument.name}{home.rows}' of the attached program is "
+                    f"{home.value.spec} on mesh '{home.value.mesh}', expected "
+                    f"{there.value.spec} on mesh '{there.value.mesh}', where it lives"
+                )
+            homes[home.number] = there.number
+    return homes
 
 
 def with_own_tags(program: Program, number: int) -> Program:

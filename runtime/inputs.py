@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.runtime.program.instructions import Program
 
 # Floats small and positive: valid for weights and for second moments of an optimizer alike.
@@ -16,8 +15,8 @@ def random_inputs(program: Program, seed: int) -> list[np.ndarray]:
     any model)."""
     generator = np.random.default_rng(seed)
     arrays = []
-    for argument in program.arguments:
-        shape, dtype = argument.value.spec.shape, numpy_dtype(argument.value.spec.dtype)
+    for argument in program.signature.arguments:
+        shape, dtype = argument.shape, argument.numpy_dtype
         values = (
             generator.integers(0, 2, shape)
             if dtype.kind in "biu"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
@@ -13,18 +13,18 @@ from typing import Any, Protocol, overload
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.forms.exported_program import Slice, TensorSpec
 from shardopt.runtime.attached import (
     AttachedBackend,
-    check_placement,
     shared_by_name,
+    shared_homes,
     with_own_tags,
 )
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.program.signature import Whole
 from shardopt.runtime.state.initializers import Initializer
 from shardopt.runtime.state.ownership import state_arguments
 from shardopt.runtime.state.periodic import PeriodicCheckpoints
@@ -88,13 +88,9 @@ class Run:
             mesh: tuple(host.name for host in hosts) for mesh, hosts in backend.hosts.items()
         }
         self._state = RunState(program, workers, self._on_state)
-        self._argument_home = {
-            number: part.mesh.name for part in program.meshes for number, _ in part.arguments
-        }
-        self._result_home = {
-            number: part.mesh.name for part in program.meshes for number, _ in part.results
-        }
-        self._missing = set(range(len(program.arguments)))  # arguments that have no value yet
+        self._arguments = program.signature.arguments
+        self._results = program.signature.results
+        self._missing = set(range(len(self._arguments)))  # those that have no value yet
         self._has_results = False
         self._num_attached = 0
         self._failure: BaseException | None = None
@@ -105,8 +101,8 @@ class Run:
     def load(self, inputs: Sequence[np.ndarray]) -> None:
         """Put all arguments on the workers. Raises UserError when number, shape or dtype is
         wrong."""
-        if len(inputs) != len(self.program.arguments):
-            raise UserError(f"expected {len(self.program.arguments)} inputs, found {len(inputs)}")
+        if len(inputs) != len(self._arguments):
+            raise UserError(f"expected {len(self._arguments)} inputs, found {len(inputs)}")
         self._call("load", self._by_worker(dict(enumerate(inputs))))
         self._missing.clear()
 
@@ -115,7 +111,7 @@ class Run:
         workers, a callback gives the elements of a global index, as of
         `jax.make_array_from_callback`. Raises UserError, MeshError."""
         for number in values:
-            self._home(number)
+            self._argument(number)
         initializers = {
             number: value for number, value in values.items() if isinstance(value, Initializer)
         }
@@ -136,7 +132,7 @@ class Run:
         results become: result k is argument `numbers[k]` of the program. Raises UserError,
         MeshError."""
         for number in numbers:
-            self._home(number)
+            self._argument(number)
         self._state.initialize(module, numbers, arguments)
         self._missing -= set(numbers)
 
@@ -155,7 +151,7 @@ class Run:
     def save(self, path: Where) -> None:
         """Write the state to a new folder, from which `restore` reads. Raises UserError,
         MeshError."""
-        self._need_arguments()
+        self._need_state()
         self._state.save(place(path), self.steps_done)
 
     def step(
@@ -189,7 +185,7 @@ class Run:
 
     def leave_out(self) -> None:
         """Count a step that is not run: the state stays as it is. Raises UserError, MeshError."""
-        self._need_arguments()
+        self._need_state()
         self.steps_done += 1
         if self._checkpoints is not None:
             self._checkpoints.after_step(self.steps_done, self._state)
@@ -197,7 +193,7 @@ class Run:
     def save_checkpoint(self) -> None:
         """Write a checkpoint of now to the folder that the run was opened with, unless the last
         step did; it is there when this returns, and all before it. Raises UserError, MeshError."""
-        self._need_arguments()
+        self._need_state()
         if self._checkpoints is None:
             raise UserError("the run was opened without a folder of checkpoints")
         self._checkpoints.write(self.steps_done, self._state)
@@ -214,23 +210,28 @@ class Run:
 
     def fetch(self, number: int) -> np.ndarray:
         """Result `number` of the last step. State results stay readable until the next step."""
-        if not self._has_results or number not in self._result_home:
+        if not self._has_results or not 0 <= number < len(self._results):
             raise UserError(
-                f"result {number} does not exist: {len(self._result_home)} results, "
+                f"result {number} does not exist: {len(self._results)} results, "
                 f"{self.steps_done} steps"
             )
-        home = self._result_home[number]
-        spec = self.program.results[number].value.spec
-        tiles = self._call("fetch", {host.name: (number,) for host in self._hosts[home]})
-        whole = np.empty(spec.shape, numpy_dtype(spec.dtype))
-        for host in self._hosts[home]:
-            self._tiling(spec, host).paste(tiles[host.name], whole)
+        result = self._results[number]
+        wanted: dict[str, list[int]] = {}
+        for home in result.homes:
+            for host in self._hosts[home.value.mesh]:
+                wanted.setdefault(host.name, []).append(home.number)
+        tiles = self._call("fetch", {name: tuple(numbers) for name, numbers in wanted.items()})
+        whole = np.empty(result.shape, result.numpy_dtype)
+        for home in result.homes:
+            there = whole[home.place()]
+            for host in self._hosts[home.value.mesh]:
+                self._tiling(home.value.spec, host).paste(tiles[host.name][home.number], there)
         return whole
 
     def argument(self, number: int, slice_: Slice | None = None) -> np.ndarray:
         """What an argument holds now, or a global slice of it: of state, what the last step made of
         it."""
-        self._home(number)
+        self._argument(number)
         if number in self._missing:
             raise UserError(f"argument {number} has no value yet")
         return self._state.read(number, slice_)
@@ -249,12 +250,12 @@ class Run:
         The run that is returned is stepped like this one, and ends with it. Raises UserError, with
         the first argument that the two do not place alike; MeshError."""
         shares = shared_by_name(self.program, program) if shares is None else shares
-        check_placement(self.program, program, shares)
+        homes = shared_homes(self.program, program, shares)
         self._num_attached += 1
         name, program = f"attached {self._num_attached}", with_own_tags(program, self._num_attached)
         self._backend.watch.add(name, program)
         backend = AttachedBackend(program, name, self._backend, self._call)
-        backend.start(program, shares, {"quick_compile": quick_compile})
+        backend.start(program, homes, {"quick_compile": quick_compile})
         attached = Run(program, backend)
         attached._missing -= shares.keys()
         return attached
@@ -314,14 +315,19 @@ class Run:
         self.close()
 
     def _need_arguments(self) -> None:
-        if self._missing:
-            names = ", ".join(
-                f"{k} '{self.program.arguments[k].name}'" for k in sorted(self._missing)[:3]
-            )
+        self._need(range(len(self._arguments)), "load() with all inputs before the first step")
+
+    def _need_state(self) -> None:
+        """A checkpoint has nothing else."""
+        self._need(state_arguments(self.program), "values of all state before it is saved")
+
+    def _need(self, numbers: Iterable[int], expected: str) -> None:
+        missing = [number for number in numbers if number in self._missing]
+        if missing:
+            names = ", ".join(f"{k} '{self._arguments[k].name}'" for k in missing[:3])
             raise UserError(
-                f"expected load() with all inputs before the first step: {len(self._missing)} "
-                "arguments have no value "
-                f"({names}{', …' if len(self._missing) > 3 else ''})"
+                f"expected {expected}: {len(missing)} arguments have no value "
+                f"({names}{', …' if len(missing) > 3 else ''})"
             )
 
     def _on_state(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
@@ -335,12 +341,12 @@ class Run:
             host.name: {} for hosts in self._hosts.values() for host in hosts
         }
         for number, value in values.items():
-            home = self._home(number)
             whole = self._checked(number, np.asarray(value))
-            for host in self._hosts[home]:
-                parts[host.name][number] = self._tiling(
-                    self.program.arguments[number].value.spec, host
-                ).parts(whole)
+            for home in self._arguments[number].homes:
+                part = home.of_whole(whole)
+                for host in self._hosts[home.value.mesh]:
+                    tiles = self._tiling(home.value.spec, host).parts(part)
+                    parts[host.name][home.number] = tiles
         return {name: (part,) for name, part in parts.items()}
 
     def _tiling(self, spec: TensorSpec, host: Host) -> Tiling:
@@ -348,16 +354,16 @@ class Run:
             self._tilings[spec, host] = Tiling(self._meshes[host.mesh], spec, host)
         return self._tilings[spec, host]
 
-    def _home(self, number: int) -> str:
-        if number not in self._argument_home:
+    def _argument(self, number: int) -> Whole:
+        if not 0 <= number < len(self._arguments):
             raise UserError(
-                f"argument {number} does not exist: the program has {len(self._argument_home)}"
+                f"argument {number} does not exist: the program has {len(self._arguments)}"
             )
-        return self._argument_home[number]
+        return self._arguments[number]
 
     def _checked(self, number: int, value: np.ndarray) -> np.ndarray:
-        argument = self.program.arguments[number]
-        shape, dtype = argument.value.spec.shape, numpy_dtype(argument.value.spec.dtype)
+        argument = self._argument(number)
+        shape, dtype = argument.shape, argument.numpy_dtype
         if (value.shape, value.dtype) != (shape, dtype):
             raise UserError(
                 f"input {number} '{argument.name}': expected {dtype}{list(shape)}, "
@@ -395,7 +401,7 @@ class Outputs(Sequence[np.ndarray]):
         self._fetched: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
-        return len(self._run.program.results)
+        return len(self._run.program.signature.results)
 
     @overload
     def __getitem__(self, index: int) -> np.ndarray: ...

@@ -221,15 +221,20 @@ class Worker:
             for name, executable in self._context.executables.items()
         }
 
-    def fetch(self, number: int) -> list[np.ndarray]:
-        """The parts of a result of the last step that are for this host to give
+    def fetch(self, *numbers: int) -> dict[int, list[np.ndarray]]:
+        """The parts of results of the last step that are for this host to give
         (`Tiling.owned`)."""
-        if number not in self._outputs:
-            raise MeshError(
-                self._context.host.name, "", f"result {number} does not exist before the first step"
-            )
-        tiling = self._context.tiling(dict(self.program.results)[number])
-        return tiling.owned(self._context.devices.shards(self._outputs[number]))
+        buffers, found = dict(self.program.results), {}
+        for number in numbers:
+            if number not in self._outputs:
+                raise MeshError(
+                    self._context.host.name,
+                    "",
+                    f"result {number} does not exist before the first step",
+                )
+            tiling = self._context.tiling(buffers[number])
+            found[number] = tiling.owned(self._context.devices.shards(self._outputs[number]))
+        return found
 
     def attach(
         self, name: str, program: str, shares: Mapping[int, int], options: Mapping[str, Any]

@@ -11,6 +11,7 @@ a program can be sent anywhere."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 from shardopt.forms.exported_program import (
@@ -21,6 +22,7 @@ from shardopt.forms.exported_program import (
     TensorSpec,
 )
 from shardopt.mesh.mesh import Mesh
+from shardopt.runtime.program.signature import Signature, signature_of
 
 
 @dataclass(frozen=True)
@@ -282,3 +284,8 @@ class Program:
     meshes: tuple[MeshProgram, ...]
     hosts: tuple[tuple[int, ...], ...] = ()
     model: str = ""
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What callers give and get."""
+        return signature_of(self.arguments, self.results)

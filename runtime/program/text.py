@@ -51,7 +51,7 @@ def _format_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
     for number, buffer in part.arguments:
         keeping = "state" if buffer in part.state_buffers else "kept"
         yield (
-            f"  %{buffer} = argument {number} '{program.arguments[number].name}' "
+            f"  %{buffer} = argument {number} '{program.arguments[number].label}' "
             f"{part.array(buffer)} ({keeping})"
         )
     for number, buffer in part.versions:
@@ -61,7 +61,7 @@ def _format_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
     for instruction in part.instructions:
         yield "  " + format_instruction(instruction, part.buffers)
     for number, buffer in part.results:
-        yield f"  result {number} '{program.results[number].name}' = %{buffer}"
+        yield f"  result {number} '{program.results[number].label}' = %{buffer}"
     for buffer, target in part.feedback:
         yield f"  next %{target} = %{buffer}"
 

@@ -11,7 +11,7 @@ JAX's random bits are functions of an iota, so each device computes the bits of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
@@ -21,11 +21,14 @@ from shardopt.dialect.sharding import to_sdy
 from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.forms.padded_signature import pad_signature
 from shardopt.forms.shardy import sharding_attribute
+from shardopt.graph.parts import Part
 from shardopt.ir.io import module_bytecode
 from shardopt.ir.native import run_native
-from shardopt.ir.rewriting import copy_of
+from shardopt.ir.rewriting import copy_of, shape_of
+from shardopt.ir.shapes import reshape, slice_
 from shardopt.mesh.mesh import MESH_NAME, Mesh, Sharding
 from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.program.signature import Home
 from shardopt.support.errors import UserError
 
 _MAIN = "main"
@@ -52,19 +55,20 @@ def split_init_function(
     signature = _signature(_main(module))
     _check_results(signature.results, program, numbers)
     inputs = tuple(_spec(type_) for type_ in signature.inputs)
-    result_of = {number: result for result, number in enumerate(numbers)}
+    arguments = program.signature.arguments
     parts = []
-    for part in program.meshes:
-        numbers_of_mesh = tuple(number for number, _ in part.arguments if number in result_of)
-        if numbers_of_mesh:
-            specs = {
-                result_of[number]: program.arguments[number].value.spec
-                for number in numbers_of_mesh
-            }
-            function = StageFunction(
-                "init", _restricted(module, part.mesh, specs), inputs, tuple(specs.values()), ()
-            )
-            parts.append(InitPart(part.mesh.name, function, numbers_of_mesh))
+    for mesh in (part.mesh for part in program.meshes):
+        homes = [
+            (result, home)
+            for result, number in enumerate(numbers)
+            for home in arguments[number].homes
+            if home.value.mesh == mesh.name
+        ]
+        if homes:
+            specs = tuple(home.value.spec for _, home in homes)
+            bytecode = _restricted(module, mesh, homes)
+            function = StageFunction("init", bytecode, inputs, specs, ())
+            parts.append(InitPart(mesh.name, function, tuple(home.number for _, home in homes)))
     return tuple(parts)
 
 
@@ -75,24 +79,23 @@ def _check_results(results: Sequence[ir.Type], program: Program, numbers: Sequen
             f"{len(results)}"
         )
     for number, type_ in zip(numbers, results, strict=True):
-        argument, spec = program.arguments[number], _spec(type_)
-        expected = argument.value.spec
-        if (expected.shape, expected.dtype) != (spec.shape, spec.dtype):
+        argument, spec = program.signature.arguments[number], _spec(type_)
+        if (argument.shape, argument.dtype) != (spec.shape, spec.dtype):
             raise UserError(
-                f"init function: expected {expected.dtype}{list(expected.shape)} for argument "
+                f"init function: expected {argument.dtype}{list(argument.shape)} for argument "
                 f"'{argument.name}', "
                 f"found {spec.dtype}{list(spec.shape)}"
             )
-        if expected.sharding.unreduced:
+        if any(home.value.spec.sharding.unreduced for home in argument.homes):
             raise UserError(
                 f"init function: argument '{argument.name}' is a sum that is not taken: no value "
                 "can be made"
             )
 
 
-def _restricted(module: ir.Module, mesh: Mesh, results: Mapping[int, TensorSpec]) -> bytes:
-    """Bytecode of a copy that returns only `results`, with shardings over `mesh`, and computes
-    nothing else."""
+def _restricted(module: ir.Module, mesh: Mesh, homes: Sequence[tuple[int, Home]]) -> bytes:
+    """Bytecode of a copy that returns only what of its results lives on `mesh`, with shardings over
+    that, and computes nothing else."""
     copy = copy_of(module)
     with module.context, ir.Location.unknown():
         axes = ", ".join(f'"{name}"={size}' for name, size in mesh.axes)
@@ -101,7 +104,8 @@ def _restricted(module: ir.Module, mesh: Mesh, results: Mapping[int, TensorSpec]
         main = _main(copy)
         block = main.regions[0].blocks[0]
         end = block.operations[len(block.operations) - 1].operation
-        kept = [end.operands[number] for number in results]
+        with ir.InsertionPoint(end):
+            kept = [_part(end.operands[number], home.part) for number, home in homes]
         ir.Operation.create("func.return", operands=kept, ip=ir.InsertionPoint(end))
         end.erase()
         inputs = [argument.type for argument in block.arguments]
@@ -110,13 +114,25 @@ def _restricted(module: ir.Module, mesh: Mesh, results: Mapping[int, TensorSpec]
         )
         whole = [Sharding.replicated(ir.RankedTensorType(type_).rank) for type_ in inputs]
         main.attributes["arg_attrs"] = _rows(whole)
-        shardings = [spec.sharding for spec in results.values()]
+        shardings = [home.value.spec.sharding for _, home in homes]
         main.attributes["res_attrs"] = _rows(shardings)
         named = replace(mesh, name=MESH_NAME)
         pad_signature(main, mesh, whole, shardings, lambda each: sharding_attribute(each, named))
     # What only results of other meshes need has lost its readers.
     run_native(copy, "builtin.module(canonicalize,cse,symbol-dce)")
     return module_bytecode(copy)
+
+
+def _part(value: ir.Value, part: Part | None) -> ir.Value:
+    if part is None:
+        return value
+    starts, limits = [0] * len(shape_of(value)), list(shape_of(value))
+    starts[part.dim], limits[part.dim] = part.start, part.start + part.rows
+    rows = slice_(value, starts, limits)
+    if not part.is_row:
+        return rows
+    shape = shape_of(rows)
+    return reshape(rows, (*shape[: part.dim], *shape[part.dim + 1 :]))
 
 
 def _rows(shardings: Sequence[Sharding]) -> ir.Attribute:

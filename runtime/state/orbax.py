@@ -64,8 +64,8 @@ def import_orbax(
     checkpointer = _checkpointer()
     path, folder = Path(source).absolute(), place(target)
     check_new(folder)
-    names, numbers = state_keys(program.arguments), state_arguments(program)
-    specs = [program.arguments[number].value.spec for number in numbers]
+    names, numbers = state_keys(program.signature.arguments), state_arguments(program)
+    specs = [program.signature.arguments[number] for number in numbers]
     _check(
         "the state of the program",
         [(names[k], spec.shape, spec.dtype) for k, spec in zip(numbers, specs, strict=True)],
@@ -87,8 +87,7 @@ def import_orbax(
                         f"'{path}': expected {spec.dtype}{list(spec.shape)} for {key}, found "
                         f"{array.dtype}{list(array.shape)}"
                     )
-                slice_ = tuple((0, extent) for extent in spec.shape)
-                shards = (writer.add(slice_, array),)
+                shards = (writer.add(spec.elements, array),)
                 stored.append(StoredArray(names[number], spec.shape, spec.dtype, shards))
     except OSError as error:
         abandon(writing)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardopt.forms.exported_program import Argument, Slice, TensorSpec
+from shardopt.forms.exported_program import Slice, TensorSpec
 from shardopt.forms.reshard_steps import tiles_by_device
 from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.program.signature import Whole
 from shardopt.support.errors import UserError
 
 
@@ -24,7 +25,7 @@ def owned_slices(mesh: Mesh, spec: TensorSpec, turn: int) -> tuple[tuple[int, Sl
     )
 
 
-def state_keys(arguments: Sequence[Argument]) -> dict[int, str]:
+def state_keys(arguments: Sequence[Whole]) -> dict[int, str]:
     """The name in checkpoints of every argument. Of arguments with equal names, later ones are
     numbered: `w`, `w#2`.
 
@@ -43,15 +44,14 @@ def state_keys(arguments: Sequence[Argument]) -> dict[int, str]:
 def state_arguments(program: Program) -> tuple[int, ...]:
     """The arguments that a step replaces. Raises UserError for one whose sum is still open: it has
     no one value."""
-    state = tuple(
-        number for number, argument in enumerate(program.arguments) if argument.alias is not None
-    )
+    arguments = program.signature.arguments
+    state = tuple(number for number, argument in enumerate(arguments) if argument.alias is not None)
     for number in state:
-        argument = program.arguments[number]
-        if argument.value.spec.sharding.unreduced:
-            raise UserError(
-                f"argument '{argument.name}' on mesh '{argument.value.mesh}' is a sum over axes "
-                f"{list(argument.value.spec.sharding.unreduced)} that is not taken: it cannot be "
-                "saved or restored"
-            )
+        for value in (home.value for home in arguments[number].homes):
+            if value.spec.sharding.unreduced:
+                raise UserError(
+                    f"argument '{arguments[number].name}' on mesh '{value.mesh}' is a sum over "
+                    f"axes {list(value.spec.sharding.unreduced)} that is not taken: it cannot be "
+                    "saved or restored"
+                )
     return state

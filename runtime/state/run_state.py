@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.forms.exported_program import Slice
 from shardopt.forms.reshard_steps import format_slice, tiles_by_device
 from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.program.signature import Home
 from shardopt.runtime.state.checkpoint_folder import (
     NotWritten,
     abandon,
@@ -43,9 +43,10 @@ class RunState:
 
     def __init__(self, program: Program, workers: Mapping[str, Sequence[str]], call: Call) -> None:
         self._program = program
+        self._arguments = program.signature.arguments
         self._workers = workers
         self._call = call
-        self._keys = state_keys(program.arguments)
+        self._keys = state_keys(self._arguments)
 
     def start_saving(
         self, folder: Place, *, background: bool = False, finite: bool = False
@@ -56,18 +57,22 @@ class RunState:
 
         Raises UserError when there is no state, MeshError.
         """
-        state = state_arguments(self._program)
-        if not state:
+        keys = {
+            home.number: self._keys[number]
+            for number in state_arguments(self._program)
+            for home in self._arguments[number].homes
+        }
+        if not keys:
             raise UserError("there is no state to save: no argument of the program is donated")
         places = {
             worker: (
                 str(folder),
                 file_name(folder, worker),
-                {number: self._keys[number] for number in state if number in homes},
+                {number: keys[number] for number in numbers if number in keys},
                 background,
                 finite,
             )
-            for mesh, homes in self._homes().items()
+            for mesh, numbers in self._numbers().items()
             for worker in self._workers[mesh]
         }
         self._call("start_saving", places)
@@ -81,23 +86,27 @@ class RunState:
         if any(answer is None for answer in answers.values()):
             return None
         shards_of: dict[int, list[StoredShard]] = {number: [] for number in state}
+        homes = self._by_number(state)
         for answer in answers.values():
             if isinstance(answer, str):
                 raise NotWritten(f"cannot write the checkpoint of step {step}: {answer}")
             for number, shards in answer.items():
-                shards_of[number] += [_stored_shard(*fields) for fields in shards]
+                whole, home = homes[number]
+                shards_of[whole] += [_stored_shard(home, *fields) for fields in shards]
         arrays = tuple(self._stored_array(number, shards_of[number]) for number in state)
         return Manifest(step, arrays, self._program.model)
 
     def nonfinite(self) -> tuple[str, ...]:
         """The names of state that has numbers which are not finite. Raises MeshError."""
         state = state_arguments(self._program)
+        homes = self._by_number(state)
         calls = {
-            worker: (tuple(number for number in state if number in homes),)
-            for mesh, homes in self._homes().items()
+            worker: (tuple(number for number in numbers if number in homes),)
+            for mesh, numbers in self._numbers().items()
             for worker in self._workers[mesh]
         }
-        found = {number for each in self._call("nonfinite", calls).values() for number in each}
+        answers = self._call("nonfinite", calls).values()
+        found = {homes[number][0] for each in answers for number in each}
         return tuple(self._keys[number] for number in state if number in found)
 
     def save(self, path: Place, step: int) -> None:
@@ -127,7 +136,7 @@ class RunState:
         names = {number: self._stored_name(stored, number) for number in chosen}
         for number, name in names.items():
             self._check_stored(folder, number, stored.get(name))
-        self._to_homes("restore", names, before=(str(folder),))
+        self._to_homes("restore", {k: (name,) for k, name in names.items()}, (str(folder),))
         if numbers is None:
             self._compare_models(folder, manifest.model)
         return manifest.step
@@ -169,62 +178,88 @@ class RunState:
         """Ask each maker for every tile of its argument once a mesh, and send it to the workers
         that hold it."""
         # One array at a time: its tiles are all that is held here.
+        meshes = {part.mesh.name: part.mesh for part in self._program.meshes}
         for number, maker in makers.items():
-            value = self._program.arguments[number].value
-            mesh = next(part.mesh for part in self._program.meshes if part.mesh.name == value.mesh)
-            slices = dict.fromkeys(tiles_by_device(mesh, value.spec).values())
-            tiles = tuple((slice_, self._made(number, maker, slice_)) for slice_ in slices)
-            self._call("put", {worker: ({number: tiles},) for worker in self._workers[mesh.name]})
+            for home in self._arguments[number].homes:
+                mesh = meshes[home.value.mesh]
+                slices = dict.fromkeys(tiles_by_device(mesh, home.value.spec).values())
+                tiles = tuple(
+                    (slice_, home.cut(self._made(number, maker, home.outer(slice_))))
+                    for slice_ in slices
+                )
+                calls = {worker: ({home.number: tiles},) for worker in self._workers[mesh.name]}
+                self._call("put", calls)
 
     def read(self, number: int, slice_: Slice | None = None) -> np.ndarray:
         """An argument's elements, by default all of them, put together from what the workers
         hold."""
-        value = self._program.arguments[number].value
-        slice_ = tuple((0, extent) for extent in value.spec.shape) if slice_ is None else slice_
-        if len(slice_) != len(value.spec.shape) or any(
+        argument = self._arguments[number]
+        slice_ = argument.elements if slice_ is None else slice_
+        if len(slice_) != len(argument.shape) or any(
             not 0 <= start <= limit <= extent
-            for (start, limit), extent in zip(slice_, value.spec.shape, strict=False)
+            for (start, limit), extent in zip(slice_, argument.shape, strict=False)
         ):
             raise UserError(
-                f"argument {number} has shape {list(value.spec.shape)}, found slice "
+                f"argument {number} has shape {list(argument.shape)}, found slice "
                 f"{format_slice(slice_)}"
             )
-        elements = np.empty(
-            [limit - start for start, limit in slice_], numpy_dtype(value.spec.dtype)
-        )
-        answers = self._call("pieces", dict.fromkeys(self._workers[value.mesh], (number, slice_)))
-        for pieces in answers.values():
-            for part, piece in pieces:
-                into = tuple(
-                    slice(low - start, high - start)
-                    for (low, high), (start, _) in zip(part, slice_, strict=True)
-                )
-                elements[into] = piece
+        elements = np.empty([limit - start for start, limit in slice_], argument.numpy_dtype)
+        wanted: dict[str, dict[int, Slice]] = {}
+        for home in argument.homes:
+            inner = home.inner(slice_)
+            if inner is not None:
+                for worker in self._workers[home.value.mesh]:
+                    wanted.setdefault(worker, {})[home.number] = inner
+        answers = self._call("pieces", {worker: (each,) for worker, each in wanted.items()})
+        homes = self._by_number([number])
+        for answer in answers.values():
+            for number, pieces in answer.items():
+                for part, piece in pieces:
+                    there = homes[number][1].outer(_as_slice(part))
+                    into = tuple(
+                        slice(low - start, high - start)
+                        for (low, high), (start, _) in zip(there, slice_, strict=True)
+                    )
+                    elements[into] = piece.reshape([high - low for low, high in there])
         return elements
 
-    def _homes(self) -> dict[str, tuple[int, ...]]:
-        """The arguments on each mesh."""
+    def _by_number(self, arguments: Sequence[int]) -> dict[int, tuple[int, Home]]:
+        """Where these arguments live, by the numbers of the program, with their own."""
+        return {
+            home.number: (number, home)
+            for number in arguments
+            for home in self._arguments[number].homes
+        }
+
+    def _numbers(self) -> dict[str, tuple[int, ...]]:
+        """The arguments of the program on each mesh."""
         return {
             part.mesh.name: tuple(number for number, _ in part.arguments)
             for part in self._program.meshes
         }
 
     def _to_homes(
-        self, method: str, values: Mapping[int, Any], before: tuple[Any, ...] = ()
+        self, method: str, values: Mapping[int, tuple[Any, ...]], before: tuple[Any, ...] = ()
     ) -> None:
-        """Give each worker the values of the arguments that live on its mesh."""
+        """Give each worker the values of the arguments that live on its mesh, behind them which
+        part of one that is."""
         calls: dict[str, tuple[Any, ...]] = {}
-        for mesh, numbers in self._homes().items():
-            of_mesh = {number: values[number] for number in numbers if number in values}
+        homes = self._by_number(tuple(values))
+        for mesh, numbers in self._numbers().items():
+            of_mesh = {
+                number: (*values[homes[number][0]], homes[number][1].fields)
+                for number in numbers
+                if number in homes
+            }
             calls |= dict.fromkeys(self._workers[mesh], (*before, of_mesh)) if of_mesh else {}
         self._call(method, calls)
 
     def _stored_array(self, number: int, shards: Sequence[StoredShard]) -> StoredArray:
-        spec = self._program.arguments[number].value.spec
+        argument = self._arguments[number]
         return StoredArray(
             self._keys[number],
-            spec.shape,
-            spec.dtype,
+            argument.shape,
+            argument.dtype,
             tuple(sorted(shards, key=lambda each: each.slice)),
         )
 
@@ -235,22 +270,23 @@ class RunState:
         return numbered if is_numbered else self._keys[number]
 
     def _check_stored(self, folder: Place, number: int, stored: StoredArray | None) -> None:
-        spec, key = self._program.arguments[number].value.spec, self._keys[number]
+        argument, key = self._arguments[number], self._keys[number]
         if stored is None:
             raise UserError(
                 f"checkpoint '{folder}' has no array '{key}', which argument {number} needs"
             )
-        if (stored.shape, stored.dtype) != (spec.shape, spec.dtype):
+        if (stored.shape, stored.dtype) != (argument.shape, argument.dtype):
             raise UserError(
-                f"checkpoint '{folder}': expected {spec.dtype}{list(spec.shape)} for '{key}', "
+                f"checkpoint '{folder}': expected {argument.dtype}{list(argument.shape)} for "
+                f"'{key}', "
                 f"found {stored.dtype}{list(stored.shape)}"
             )
 
     def _made(self, number: int, maker: ShardMaker, slice_: Slice) -> np.ndarray:
-        argument = self._program.arguments[number]
+        argument = self._arguments[number]
         tile = np.asarray(maker(tuple(slice(start, limit) for start, limit in slice_)))
         shape = tuple(limit - start for start, limit in slice_)
-        dtype = numpy_dtype(argument.value.spec.dtype)
+        dtype = argument.numpy_dtype
         if (tile.shape, tile.dtype) != (shape, dtype):
             raise UserError(
                 f"callback of argument {number} '{argument.name}': expected {dtype}{list(shape)} "
@@ -260,7 +296,12 @@ class RunState:
         return tile
 
 
-def _stored_shard(slice_: Any, file: str, offset: int, checksums: Sequence[int]) -> StoredShard:
-    return StoredShard(
-        tuple((start, limit) for start, limit in slice_), file, offset, tuple(checksums)
-    )
+def _stored_shard(
+    home: Home, slice_: Any, file: str, offset: int, checksums: Sequence[int]
+) -> StoredShard:
+    return StoredShard(home.outer(_as_slice(slice_)), file, offset, tuple(checksums))
+
+
+def _as_slice(slice_: Sequence[Sequence[int]]) -> Slice:
+    """A slice that may have become lists on its way."""
+    return tuple((start, limit) for start, limit in slice_)

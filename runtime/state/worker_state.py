@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from shardopt.forms.exported_program import Slice, StageFunction
 from shardopt.forms.reshard_steps import intersect
+from shardopt.graph.parts import Part
 from shardopt.runtime.actions.context import Context
 from shardopt.runtime.devices.tiles import filled
 from shardopt.runtime.program.instructions import Run
@@ -28,6 +30,7 @@ from shardopt.runtime.state.shard_files import ShardWriter, read_slice
 Shards = tuple[tuple[Slice, str, int, tuple[int, ...]], ...]  # fields of StoredShard
 # What was written, by argument, or why nothing counts.
 Written = dict[int, Shards] | str
+PartFields = tuple[int, int, int, int, int]  # of Part
 
 
 class WorkerState:
@@ -80,19 +83,25 @@ class WorkerState:
             if not all(_is_finite(shard) for _, shard in self._owned(number))
         )
 
-    def restore(self, folder: str, keys: Mapping[int, str]) -> None:
-        """Read this worker's shards of arguments, by their names in the checkpoint. Raises
-        UserError for damage."""
+    def restore(self, folder: str, keys: Mapping[int, tuple[str, PartFields | None]]) -> None:
+        """Read this worker's shards of arguments, by their names in the checkpoint and which part
+        of such an array each is. Raises UserError for damage."""
         stored = {array.name: array for array in read_manifest(place(folder)).arrays}
-        for number, key in keys.items():
-            self._make(number, partial(read_slice, place(folder), stored[key]))
+        for number, (key, part) in keys.items():
+            self._make(number, _of_part(part, partial(read_slice, place(folder), stored[key])))
 
-    def fill(self, initializers: Mapping[int, tuple[str, str, float, float, int]]) -> None:
-        """Compute this worker's shards of arguments from a name and the fields of a `Initializer`
-        each."""
-        for number, (name, kind, a, b, seed) in initializers.items():
+    def fill(
+        self,
+        initializers: Mapping[int, tuple[str, str, float, float, int, PartFields | None]],
+    ) -> None:
+        """Compute this worker's shards of arguments from a name, the fields of a `Initializer`, and
+        which part of such an array each is."""
+        for number, (name, kind, a, b, seed, fields) in initializers.items():
             spec = self._context.program.array(self._buffers[number])
-            self._make(number, partial(fill, Initializer(kind, a, b, seed), name, spec))
+            if fields is not None:
+                spec = replace(spec, shape=Part(*fields).whole_shape(spec.shape))
+            whole = partial(fill, Initializer(kind, a, b, seed), name, spec)
+            self._make(number, _of_part(fields, whole))
 
     def put(self, tiles: Mapping[int, Sequence[tuple[Slice, np.ndarray]]]) -> None:
         """Take this worker's shards from the tiles given, each slice once."""
@@ -117,8 +126,14 @@ class WorkerState:
             self._context.buffers[self._buffers[number]] = array
             self._context.renew_versions(number)
 
-    def pieces(self, number: int, slice_: Slice) -> tuple[tuple[Slice, np.ndarray], ...]:
-        """The parts of a global slice that this worker owns, in memory of their own."""
+    def pieces(
+        self, slices: Mapping[int, Slice]
+    ) -> dict[int, tuple[tuple[Slice, np.ndarray], ...]]:
+        """The parts of global slices of arguments that this worker owns, in memory of their
+        own."""
+        return {number: self._pieces(number, slice_) for number, slice_ in slices.items()}
+
+    def _pieces(self, number: int, slice_: Slice) -> tuple[tuple[Slice, np.ndarray], ...]:
         parts = []
         for tile, shard in self._owned(number):
             common = intersect(tile, _as_slice(slice_))
@@ -193,6 +208,21 @@ def _fulfil(future: Future[Written], work: Callable[[], Written]) -> None:
         future.set_result(work())
     except BaseException as error:
         future.set_exception(error)
+
+
+def _of_part(
+    fields: PartFields | None, whole: Callable[[Slice], np.ndarray]
+) -> Callable[[Slice], np.ndarray]:
+    """What gives tiles of a part, of what gives those of the whole."""
+    if fields is None:
+        return whole
+    part = Part(*fields)
+
+    def tile(slice_: Slice) -> np.ndarray:
+        made = whole(part.outer(slice_))
+        return made.squeeze(part.dim) if part.is_row else made
+
+    return tile
 
 
 def _as_slice(slice_: Sequence[Sequence[int]]) -> Slice:

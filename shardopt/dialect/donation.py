@@ -32,6 +32,14 @@ def argument_attributes(func: ir.Operation) -> list[ir.DictAttr]:
     return [ir.DictAttr(attr) for attr in ir.ArrayAttr(func.attributes["arg_attrs"])]
 
 
+def result_attributes(func: ir.Operation) -> list[ir.DictAttr]:
+    """One dictionary a result, empty where the function carries none."""
+    count = len(ir.FunctionType(ir.TypeAttr(func.attributes["function_type"]).value).results)
+    if "res_attrs" not in func.attributes:
+        return [ir.DictAttr.get({})] * count
+    return [ir.DictAttr(attr) for attr in ir.ArrayAttr(func.attributes["res_attrs"])]
+
+
 def is_donated(attributes: Mapping[str, ir.Attribute]) -> bool:
     """Whether an argument with these attributes gives its buffer away."""
     if ALIASING_OUTPUT in attributes:

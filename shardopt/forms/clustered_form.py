@@ -17,6 +17,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.donation import argument_attributes, donation_faults
 from shardopt.dialect.mpmd import LAYER
+from shardopt.dialect.parts import part_faults
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.op_graph import free_values
 from shardopt.forms.imported_form import Violation
@@ -36,7 +37,8 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     if misshapen := list(call_violations(program)):
         yield from misshapen  # what is carried cannot be followed
         return
-    yield from (Violation(program.main, fault) for fault in donation_faults(program.main))
+    for fault in (*donation_faults(program.main), *part_faults(program.main)):
+        yield Violation(program.main, fault)
     yield from row_violations(program)
     layers = [
         (op, op.attributes.get(LAYER, None), SHARED, f"'{op.name}'") for op in _operations(program)

@@ -39,6 +39,7 @@ from shardopt.dialect.donation import (
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor, read_topology
 from shardopt.dialect.padding import read_shape
+from shardopt.dialect.parts import read_parts
 from shardopt.dialect.program import body_of
 from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.sharding import MHLO_SHARDING
@@ -86,6 +87,7 @@ def read_exported(module: ir.Module) -> ExportedProgram:
     reader = _Reader(symbols, {mesh.name: mesh for mesh in meshes})
     body = reader.read_body(entry_block(main))
     donated = read_donation(main)
+    parts = read_parts(main, "res_attrs")
     replacing = {donated[number] for number in read_on_host(main)}
     return ExportedProgram(
         meshes=meshes,
@@ -94,6 +96,7 @@ def read_exported(module: ir.Module) -> ExportedProgram:
             ProgramResult(
                 _display_name(attrs, f"result{number}"),
                 reader.border_value(attrs, type_, "host" if number in replacing else "device"),
+                parts.get(number),
             )
             for number, (attrs, type_) in enumerate(
                 zip(attribute_dicts(main, "res_attrs"), function_type(main).results, strict=True)
@@ -189,6 +192,7 @@ def read_steps(transfer: ir.Operation, rank: int) -> tuple[ReshardStep, ...] | N
 def _arguments(main: ir.Operation, reader: _Reader) -> tuple[Argument, ...]:
     """They have the names that the model's source gives them, which jax writes into locations."""
     aliases, on_host = read_donation(main), read_on_host(main)
+    parts = read_parts(main, "arg_attrs")
     rows = zip(attribute_dicts(main, "arg_attrs"), entry_block(main).arguments, strict=True)
     return tuple(
         Argument(
@@ -196,6 +200,7 @@ def _arguments(main: ir.Operation, reader: _Reader) -> tuple[Argument, ...]:
             reader.border_value(attrs, value.type, "host" if number in on_host else "device"),
             aliases.get(number),
             ir.IntegerAttr(attrs[VERSION_OF]).value if VERSION_OF in attrs else None,
+            parts.get(number),
         )
         for number, (attrs, value) in enumerate(rows)
     )

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardopt.dialect.dtypes import mlir_name
+from shardopt.graph.parts import Part, Slice
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.schedule.schedules import ScheduleText
 
-Slice = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
 # Where a device's tile lies: in its own memory, or in that of its host.
 Memory = Literal["device", "host"]
 
@@ -46,20 +46,32 @@ class Argument:
     """An argument of `@main`. `alias` is the number of the result that replaces it in the next
     step, if it is state, as one that lies on the host is. One that is an older version of argument
     `version_of` is no argument of the model: it begins as that, and nobody sees it or its
-    result."""
+    result. With `part` it is rows of one, and has its name."""
 
     name: str
     value: MeshValue
     alias: int | None
     version_of: int | None = None
+    part: Part | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, and which rows of it."""
+        return self.name if self.part is None else f"{self.name}{self.part}"
 
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """A result of `@main`."""
+    """A result of `@main`, or rows of one."""
 
     name: str
     value: MeshValue
+    part: Part | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, and which rows of it."""
+        return self.name if self.part is None else f"{self.name}{self.part}"
 
 
 @dataclass(frozen=True)

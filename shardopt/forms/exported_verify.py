@@ -23,6 +23,7 @@ from shardopt.dialect.mpmd import (
     read_topology,
 )
 from shardopt.dialect.padding import shape_faults
+from shardopt.dialect.parts import part_faults
 from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.sharding import MHLO_SHARDING, from_mhlo, split_tuple, to_mhlo
 from shardopt.extract.op_graph import sharding_rules
@@ -154,7 +155,7 @@ class _Verifier:
         return value
 
     def _verify_aliases(self, main: ir.Operation) -> None:
-        faults = [*donation_faults(main), *shape_faults(main, self.meshes)]
+        faults = [*donation_faults(main), *part_faults(main), *shape_faults(main, self.meshes)]
         for fault in faults:
             self.report(main, fault)
         if faults:

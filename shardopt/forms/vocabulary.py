@@ -36,6 +36,7 @@ from shardopt.dialect.mpmd import (
     TOPOLOGY,
 )
 from shardopt.dialect.padding import SHAPE
+from shardopt.dialect.parts import PART
 from shardopt.dialect.plain_mesh import PLAIN_MESH
 from shardopt.dialect.prediction import PREDICTED
 from shardopt.dialect.rematerialization import REMATERIALIZE
@@ -103,6 +104,16 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "On a donated argument of `@main` that lies in the memory of the hosts, as the result does "
         "that replaces it: fragments outside of the loop fetch it when they run, and store what "
         "replaces it; nothing else may read it.",
+    ),
+    AttributeDoc(
+        PART,
+        ("func.func",),
+        "array<i64: 0, 0, 3, 1, 8>",
+        "shardopt-split-stacks",
+        "On an argument or result of `@main` that is rows of one of the model: the number of that, "
+        "the dimension, the first row, how many, and how many rows the whole has. A part of one "
+        "row is without the dimension. The first part stands in the place of the whole, the others "
+        "behind all other arguments (results).",
     ),
     AttributeDoc(
         VERSION_OF,

@@ -193,3 +193,24 @@ def terminator(block: ir.Block) -> ir.Operation:
     last = ir.InsertionPoint.at_block_terminator(block).ref_operation
     assert last is not None  # at_block_terminator raises where there is none
     return last.operation
+
+
+def return_values(
+    function: ir.Operation,
+    values: Sequence[ir.Value],
+    inputs: Sequence[ir.Type],
+    arguments: Sequence[Mapping[str, ir.Attribute]],
+    results: Sequence[Mapping[str, ir.Attribute]],
+) -> None:
+    """Let a function of one block return other values, and its signature say so: the types of its
+    arguments, and the attributes of arguments and results, none of results behind those given."""
+    old = terminator(function.regions[0].blocks[0])
+    ir.Operation.create(
+        "func.return", [], list(values), loc=old.location, ip=ir.InsertionPoint(old)
+    )
+    old.erase()
+    rows = [*results, *[{}] * (len(values) - len(results))]
+    for name, dicts in (("arg_attrs", arguments), ("res_attrs", rows)):
+        function.attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(dict(row)) for row in dicts])
+    types = list(inputs), [value.type for value in values]
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(*types))

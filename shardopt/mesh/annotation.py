@@ -8,7 +8,7 @@ than it says."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -75,6 +75,11 @@ class Annotation:
             *(self.replicated if self.open else ()),
         ]
         return any(sizes[axis] > 1 for axis in named)
+
+    def without(self, dim: int) -> Annotation:
+        """The same of a tensor that lacks a dimension, which is not split."""
+        kept = tuple(each - (each > dim) for each in self.open if each != dim)
+        return replace(self, dims=(*self.dims[:dim], *self.dims[dim + 1 :]), open=kept)
 
     def misfit(self, mesh: Mesh, shape: tuple[int, ...]) -> str:
         """Why no sharding of a tensor of this shape on the mesh can agree; empty when one may."""

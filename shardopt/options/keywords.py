@@ -81,6 +81,10 @@ class PlanKeywords(TypedDict, total=False):
     """Turn loops over layers into straight code, so that stages can cut between layers. Default:
     True."""
 
+    split_stacks: bool
+    """With several stages, lay the rows of stacked weights, and of their state, on the stages
+    that read them, as if each layer had arguments of its own. Default: True."""
+
     annotations: Annotations
     """Sharding annotations of the model: obey what fits, insist on all, or ignore them. Default:
     'keep'."""
@@ -253,6 +257,10 @@ class StepKeywords(TypedDict, total=False):
     unroll: bool
     """Turn loops over layers into straight code, so that stages can cut between layers. Default:
     True."""
+
+    split_stacks: bool
+    """With several stages, lay the rows of stacked weights, and of their state, on the stages
+    that read them, as if each layer had arguments of its own. Default: True."""
 
     annotations: Annotations
     """Sharding annotations of the model: obey what fits, insist on all, or ignore them. Default:

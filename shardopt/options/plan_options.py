@@ -138,6 +138,13 @@ class PlanOptions:
         functions=_EVERYWHERE,
         off="keep loops over layers rolled",
     )
+    split_stacks: bool = row(
+        True,
+        help="with several stages, lay the rows of stacked weights, and of their state, on the "
+        "stages that read them, as if each layer had arguments of its own",
+        phases=("cluster",),
+        off="keep each stack of weights whole, on one stage",
+    )
     annotations: Annotations = row(
         "keep",
         help="sharding annotations of the model: obey what fits, insist on all, or ignore them",

@@ -39,7 +39,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "verify-imported",
     ),
     "microbatches": ("split-microbatches", "verify-microbatched"),
-    "layers": ("cluster-layers", "verify-clustered"),
+    "layers": ("split-stacks", "cluster-layers", "verify-clustered"),
     "stages": (
         "split-sums",
         "choose-stages",

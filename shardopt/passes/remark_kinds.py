@@ -30,5 +30,6 @@ REMARK_KINDS = {
     "strategy": "how a product or a convolution is split, and what the next best would take",
     "uneven-dimension": "a dimension that its devices do not divide",
     "token-slices": "the slices into which the tokens of a causal model are cut",
+    "whole-stack": "an argument with weights of several layers that stays one, and why",
     "unknown-trip-count": "a loop that is priced as if it ran once",
 }

@@ -80,8 +80,13 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "cluster",
         "group the ops of the body into layers of similar cost",
-        # behind the cut: layers are those of the body, which every microbatch repeats
-        ("shardopt-cluster-layers", "shardopt-verify-clustered"),
+        (
+            # behind the cut, which leaves rows of stacks outside of the loop
+            When("split-stacks", ("shardopt-split-stacks", "canonicalize,cse")),
+            # likewise: layers are those of the body, which every microbatch repeats
+            "shardopt-cluster-layers",
+            "shardopt-verify-clustered",
+        ),
     ),
     Phase(
         "stage",

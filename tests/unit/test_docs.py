@@ -42,6 +42,7 @@ UNUSED = (
     "shardopt.sharding",
     "shardopt.memory",
     "shardopt.offload",
+    "shardopt.part",
     "shardopt.recompute",
     "shardopt.streams",
     "shardopt.token_slices",

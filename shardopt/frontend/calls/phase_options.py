@@ -28,6 +28,8 @@ INTRA = "intra"
 _READ_AS: Mapping[tuple[str, str], Callable[[PlanOptions], object]] = {
     # The search tries numbers of layers, beginning with the one that is found without any.
     ("cluster", "layers"): lambda options: None if options.layers == "search" else options.layers,
+    # On one mesh a stack is as good as its rows, and is fewer operations.
+    ("cluster", "split_stacks"): lambda options: options.split_stacks and options.stages != 1,
     # One baseline clusters by itself, and then plans its layers as another one does.
     ("cluster", "inter_op"): lambda options: "equal-op" if options.inter_op == "equal-op" else None,
     ("stage", "inter_op"): lambda options: (

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.program import read_program
+from shardopt.dialect.parts import read_parts
+from shardopt.dialect.program import StepProgram, read_program
+from shardopt.extract.rows import source_of
 from shardopt.frontend.calls.phase_options import phase_text
 from shardopt.frontend.calls.python_words import errors_for_python
 from shardopt.frontend.calls.sources import resolve_source, source_name
@@ -31,12 +33,14 @@ from shardopt.ir.io import load_module
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
 from shardopt.planfile.parts import VERSION
+from shardopt.runtime.program.signature import signature_of
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
-    from shardopt.forms.exported_program import Argument
+    from shardopt.forms.exported_program import Argument, MeshValue
     from shardopt.frontend.plans.plan import Plan
     from shardopt.options.plan_options import PlanOptions
+    from shardopt.runtime.program.signature import Whole
 
 
 @errors_for_python()
@@ -57,30 +61,36 @@ def follow(
     document: dict[str, Any] = plan.to_json()
     with plan.loaded as modules:
         arguments = _arguments(modules[plan.module])
+    known = signature_of(arguments, ()).arguments
     for number, other in shares.items():
-        if not 0 <= other < len(arguments):
+        if not 0 <= other < len(known):
             raise UserError(
-                f"argument {number} cannot follow argument {other}: the plan has {len(arguments)}"
+                f"argument {number} cannot follow argument {other}: the plan has {len(known)}"
             )
     meshes = [row.mesh for row in plan.summary.stages]
     if len(set(meshes)) != len(meshes):
         raise UserError(
             "stages that share a mesh cannot be followed: expected a mesh for each stage"
         )
-    homes = {number: meshes.index(arguments[other].value.mesh) for number, other in shares.items()}
     count = microbatches or plan.summary.num_microbatches
     options = replace(
         plan.options, batch_args=batch_args, microbatches=count, plan="", schedule="auto"
     )
+    split = any(len(known[other].homes) > 1 for other in shares.values())
+    shared = {number: known[other] for number, other in shares.items()}
+    with make_context() as context:
+        program = _cut(source, options, split, context)
+        values = _placed(program, shared)
+        homes = {number: meshes.index(value.mesh) for number, value in values.items()}
+        starts = _starts(_first_readers(program, homes), homes, len(meshes))
     demands = {
-        number: str(arguments[other].value.spec.sharding).replace('"', "")
-        for number, other in shares.items()
+        number: str(value.spec.sharding).replace('"', "") for number, value in values.items()
     }
     planned = {
         "version": VERSION,
         "cluster": document["cluster"],
-        "options": {"microbatches": count, "batch_args": batch_args},
-        "layers": {"count": len(meshes), "starts": _starts(source, options, homes, len(meshes))},
+        "options": {"microbatches": count, "batch_args": batch_args, "split_stacks": split},
+        "layers": {"count": len(meshes), "starts": starts},
         "stages": [
             {
                 **{name: stage[name] for name in ("group", "submesh", "logical_shape", "devices")},
@@ -113,16 +123,45 @@ def _arguments(module: ir.Module) -> Sequence[Argument]:
     return read_exported(module).arguments
 
 
-def _starts(source: Any, options: PlanOptions, homes: Mapping[int, int], stages: int) -> list[str]:
+def _cut(source: Any, options: PlanOptions, split: bool, context: ir.Context) -> StepProgram:
+    """The step that follows, with its stacks in parts as those of the plan are."""
+    module = load_module(resolve_source(source), context, name=source_name(source))
+    for phase in ("import", "microbatch"):
+        run_pipeline(module, phase_range(phase, phase, phase_text(options, phase)))
+    if split:
+        run_pipeline(module, "builtin.module(shardopt-split-stacks)")
+    return read_program(module)
+
+
+def _placed(program: StepProgram, shared: Mapping[int, Whole]) -> dict[int, MeshValue]:
+    """Where each argument of the step has to lie, by its number there: that of which it is (a part
+    of) one. Raises UserError where the two are in other parts."""
+    parts = read_parts(program.main, "arg_attrs")
+    found: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+    for number in range(len(program.main_block.arguments)):
+        part = parts.get(number)
+        whole = number if part is None else part.whole
+        found.setdefault(whole, []).append((number, () if part is None else part.bounds))
+    placed: dict[int, MeshValue] = {}
+    for number, argument in shared.items():
+        there = [() if home.part is None else home.part.bounds for home in argument.homes]
+        if [rows for _, rows in found.get(number, ())] != there:
+            raise UserError(
+                f"argument {number} cannot follow '{argument.name}', of which the plan has layers "
+                "on several stages: it is not read row by row, layer after layer (plan with "
+                "split_stacks=False)"
+            )
+        numbers = [each for each, _ in found[number]]
+        placed.update(
+            (each, home.value) for each, home in zip(numbers, argument.homes, strict=True)
+        )
+    return placed
+
+
+def _starts(readers: Mapping[int, int], homes: Mapping[int, int], stages: int) -> list[str]:
     """For every stage but the first, the number of the operation of the microbatch's body that
-    first reads one of its weights. Raises UserError where these are not in the order of the
-    stages."""
-    with make_context() as context:
-        module = load_module(resolve_source(source), context, name=source_name(source))
-        for phase in ("import", "microbatch"):
-            run_pipeline(module, phase_range(phase, phase, phase_text(options, phase)))
-        program = read_program(module)
-        readers = _first_readers(program, homes)
+    first reads one of its weights, of the first `readers` of arguments. Raises UserError where
+    these are not in the order of the stages."""
     starts: list[str] = []
     for stage in range(stages):
         of_stage = [
@@ -142,18 +181,19 @@ def _starts(source: Any, options: PlanOptions, homes: Mapping[int, int], stages:
     return starts[1:]
 
 
-def _first_readers(program: Any, homes: Mapping[int, int]) -> dict[int, int]:
-    """The first operation of the microbatch's body that reads each argument of `@main`, by its
-    number there."""
-    outside = {
+def _first_readers(program: StepProgram, homes: Mapping[int, int]) -> dict[int, int]:
+    """The first operation of the microbatch's body that reads each argument of `@main`, or a cast
+    of it, by its number there."""
+    outside: dict[ir.Value, int] = {
         operand: number
         for number, operand in enumerate(program.main_block.arguments)
         if number in homes
     }
-    inside = {}
-    for position, operand in enumerate(program.call.operands):
-        if operand in outside:
-            inside[program.body_block.arguments[position]] = outside[operand]
+    inside: dict[ir.Value, int] = {}
+    for position, operand in program.captured.items():
+        source, rows = source_of(operand)
+        if rows is None and source in outside:
+            inside[program.body_block.arguments[position]] = outside[source]
     first: dict[int, int] = {}
     for number, op in enumerate(program.body_ops):
         for operand in op.operands:

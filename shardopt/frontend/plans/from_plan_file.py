@@ -29,6 +29,8 @@ def options_after(path: str, overrides: Mapping[str, Any]) -> PlanOptions:
         raise UserError(f"{path}: {errors[0]}")
     if plan.cluster is not None:
         options["cluster"] = ""  # the passes take it from the file
+    if plan.made_by and "split_stacks" not in options:
+        options["split_stacks"] = False  # the numbers of arguments are those of whole stacks
     options.update(overrides)
     if not options.get("cluster") and plan.cluster is None:
         raise UserError(

@@ -50,7 +50,8 @@ class Session:
         self._step = 0  # of the last call
         self._pending: dict[int, np.ndarray] = {}  # what new workers have not been given yet
         self._uploaded: dict[int, Any] = {}
-        aliases = {number: argument.alias for number, argument in enumerate(run.program.arguments)}
+        arguments = run.program.signature.arguments
+        aliases = {number: argument.alias for number, argument in enumerate(arguments)}
         self._state = {number: alias for number, alias in aliases.items() if alias is not None}
 
     def step(self, leaves: Sequence[Any]) -> list[Any]:

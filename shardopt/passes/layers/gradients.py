@@ -12,33 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
 from shardopt.dialect.donation import read_donation
 from shardopt.dialect.program import StepProgram
+from shardopt.extract.rows import (
+    CONCATENATE,
+    Rows,
+    Source,
+    padded_rows,
+    pieces,
+    source_of,
+)
 from shardopt.ir.loops import BRANCHES
 from shardopt.ir.rewriting import defining, shape_of, terminator
-from shardopt.ir.shapes import dimensions
-
-
-class Rows(NamedTuple):
-    """Those of a value from `start` on, before `stop`."""
-
-    dim: int
-    start: int
-    stop: int
-
-    def of(self, outer: Rows) -> Rows | None:
-        """These rows of `outer` rows as rows of what those are of, None for another dimension."""
-        if outer.dim != self.dim:
-            return None
-        return Rows(self.dim, outer.start + self.start, outer.start + self.stop)
-
-
-# A value, and which rows of it; None stands for all.
-Source = tuple[ir.Value, Rows | None]
 
 
 def gradients_of(program: StepProgram) -> dict[int, list[int]]:
@@ -66,23 +54,6 @@ def gradients_of(program: StepProgram) -> dict[int, list[int]]:
             if len(weights) == 1 and weights[0]:
                 weights_of.update((number, weights[0]) for number in sorted(numbers))
     return weights_of
-
-
-def source_of(value: ir.Value) -> Source:
-    """The argument of `@main` that a captured value is a cast or reshape of, or of rows of, else
-    the value itself."""
-    rows = None
-    while (producer := defining(value)) is not None:
-        if (taken := _sliced(producer)) is not None:
-            if rows is not None and (taken := rows.of(taken)) is None:
-                break
-            value, rows = producer.operands[0], taken
-            continue
-        same = [v for v in producer.operands if _elements(v) == _elements(value)]
-        if len(same) != 1 or (rows is not None and shape_of(same[0]) != shape_of(value)):
-            break
-        value = same[0]
-    return value, rows
 
 
 def _origins(
@@ -134,39 +105,13 @@ def _operands(value: ir.Value, producer: ir.Operation) -> list[ir.Value]:
     return [terminator(region.blocks[0]).operands[number] for region in producer.regions]
 
 
-def _sliced(op: ir.Operation) -> Rows | None:
-    """Which rows of its operand a slice takes, if it takes rows of one dimension."""
-    if op.name != "stablehlo.slice" or set(dimensions(op, "strides")) - {1}:
-        return None
-    starts, stops = (dimensions(op, name) for name in ("start_indices", "limit_indices"))
-    return _of_one_dimension(starts, stops, shape_of(op.operands[0]))
-
-
 def _joined(op: ir.Operation) -> Iterator[tuple[ir.Value, Rows]]:
     """The operands of which an operation makes rows of its result: pieces that it puts one behind
     the other, or one that stands between zeros."""
-    if op.name == "stablehlo.concatenate":
-        dim, begin = ir.IntegerAttr(op.attributes["dimension"]).value, 0
-        for operand in op.operands:
-            end = begin + shape_of(operand)[dim]
-            yield operand, Rows(dim, begin, end)
-            begin = end
-    elif op.name == "stablehlo.pad" and not any(dimensions(op, "interior_padding")):
-        starts = dimensions(op, "edge_padding_low")
-        stops = tuple(map(sum, zip(starts, shape_of(op.operands[0]), strict=True)))
-        rows = _of_one_dimension(starts, stops, shape_of(op.results[0]))
-        if rows is not None:
-            yield op.operands[0], rows
-
-
-def _of_one_dimension(
-    starts: tuple[int, ...], stops: tuple[int, ...], shape: tuple[int, ...]
-) -> Rows | None:
-    """That part of a value of this shape as rows of one dimension, None where it is no such."""
-    spans = enumerate(zip(starts, stops, shape, strict=True))
-    some = [Rows(dim, low, high) for dim, (low, high, size) in spans if (low, high) != (0, size)]
-    is_inside = len(some) == 1 and 0 <= some[0].start < some[0].stop <= shape[some[0].dim]
-    return some[0] if is_inside else None
+    if op.name == CONCATENATE:
+        yield from pieces(op)
+    elif (rows := padded_rows(op)) is not None:
+        yield op.operands[0], rows
 
 
 def _collects_rows(program: StepProgram, number: int) -> bool:

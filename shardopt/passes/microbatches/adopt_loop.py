@@ -33,6 +33,7 @@ from shardopt.passes.microbatches.batching import (
     neutral,
     split_blocks,
 )
+from shardopt.passes.microbatches.invariants import hoist_invariants, pieces_of
 from shardopt.passes.microbatches.loop_frame import write_for, write_function
 from shardopt.solve.microbatches.axis import NEUTRAL
 from shardopt.solve.microbatches.sources import MAX_CLONED_OPS
@@ -45,13 +46,16 @@ class LoopAdopter:
 
     def __init__(self, module: ir.Module, main: ir.Operation, found: Accumulation) -> None:
         self.module, self.main, self.found, self.loop = module, main, found, found.loop
+        hoist_invariants(found.loop, found.kept)
+        self.sums = {
+            position: (each.reducer, pieces_of(each.term)) for position, each in found.sums.items()
+        }
         self.body = found.loop.regions[1].blocks[0]
         self.loc = found.loop.location
         self.outer = [view.operation for view in main.regions[0].blocks[0].operations]
 
     def write(self) -> None:
         self._move_behind()
-        collected = {**self.found.sums, **self.found.stacks}
         with ir.InsertionPoint(self.loop), self.loc:
             views = dict.fromkeys(self.found.slices.values())
             blocks = [
@@ -60,17 +64,14 @@ class LoopAdopter:
             ]
             chained = self._write_chains()
             captured = list(self._captured())
-            initial = [self._initial(position) for position in collected]
+            initial = self._initial()
             captured += [(chained[k][0], self.body.arguments[k]) for k in sorted(chained)]
             values = [*blocks, *(value for value, _ in captured)]
             self._write_body(list(views), captured, values, initial)
             results = write_for(values, initial, self.found.count, self.loc).results
             behind = {
                 **{position: last for position, (_, last) in chained.items()},
-                **{
-                    position: self._collected(position, result)
-                    for position, result in zip(collected, results, strict=True)
-                },
+                **self._collected(list(results)),
             }
             replaced = [
                 behind[position] if position in behind else self._unchanged(position)
@@ -105,17 +106,18 @@ class LoopAdopter:
 
     def _needed(self) -> list[ir.Operation]:
         """What the body of a microbatch needs of that of the loop."""
-        terms = [each.term for each in self.found.sums.values()]
-        terms += [each.update for each in self.found.stacks.values()]
         body = [view.operation for view in self.body.operations]
-        return ancestors(body, terms, self.found.slices.keys())
+        return ancestors(body, self._terms(), self.found.slices.keys())
+
+    def _terms(self) -> list[ir.Value]:
+        """What each microbatch adds to sums, and writes into stacks."""
+        terms = [value for _, pieces in self.sums.values() for value in pieces.values]
+        return terms + [each.update for each in self.found.stacks.values()]
 
     def _captured(self) -> Iterator[tuple[ir.Value, ir.Value]]:
         """Values of `@main` that the body reads whole, each with its name inside of the loop."""
-        terms = [each.term for each in self.found.sums.values()]
-        terms += [each.update for each in self.found.stacks.values()]
         inside = {value for view in self.body.operations for value in view.operation.results}
-        read = dict.fromkeys([v for op in self._needed() for v in reads(op)] + terms)
+        read = dict.fromkeys([v for op in self._needed() for v in reads(op)] + self._terms())
         for value in read:
             if value in inside or self._constants(value):
                 continue
@@ -138,12 +140,18 @@ class LoopAdopter:
         cone = ancestors(self.outer, [value])
         return cone if len(cone) <= MAX_CLONED_OPS else []
 
-    def _initial(self, position: int) -> ir.Value:
-        type_ = self.loop.operands[position].type
-        if position in self.found.sums:
-            return neutral(type_, self.found.sums[position].reducer)
-        split = self.found.stacks[position].split
-        return neutral(blocks_type(type_, split, self.found.count), "")
+    def _initial(self) -> list[ir.Value]:
+        """What sums, piece by piece, and stacks begin with."""
+        sums = [
+            neutral(value.type, reducer)
+            for reducer, pieces in self.sums.values()
+            for value in pieces.values
+        ]
+        types = [
+            blocks_type(self.loop.operands[position].type, each.split, self.found.count)
+            for position, each in self.found.stacks.items()
+        ]
+        return sums + [neutral(type_, "") for type_ in types]
 
     def _write_body(
         self,
@@ -203,25 +211,31 @@ class LoopAdopter:
         values: Mapping[ir.Value, ir.Value],
         accumulators: Sequence[ir.Value],
     ) -> None:
-        sums, stacks = list(self.found.sums.values()), list(self.found.stacks.values())
-        results = [
-            combine(each.reducer, accumulator, values[each.term])
-            for each, accumulator in zip(sums, accumulators, strict=False)
+        terms = [
+            (reducer, value) for reducer, pieces in self.sums.values() for value in pieces.values
         ]
+        results = [
+            combine(reducer, accumulator, values[value])
+            for (reducer, value), accumulator in zip(terms, accumulators, strict=False)
+        ]
+        stacks = self.found.stacks.values()
         results += [
             microbatch.store(accumulator, values[each.update], each.split)
-            for each, accumulator in zip(stacks, accumulators[len(sums) :], strict=True)
+            for each, accumulator in zip(stacks, accumulators[len(terms) :], strict=True)
         ]
         func.ReturnOp(results)
 
-    def _collected(self, position: int, value: ir.Value) -> ir.Value:
-        """What the loop has left in a sum or stack."""
-        start = self.loop.operands[position]
-        if position in self.found.stacks:
-            return stablehlo.ReshapeOp(start.type, value).result
-        reducer = self.found.sums[position].reducer
-        is_neutral = reducer in NEUTRAL and _splat(start) == NEUTRAL[reducer]
-        return value if is_neutral else combine(reducer, start, value)
+    def _collected(self, results: list[ir.Value]) -> dict[int, ir.Value]:
+        """What the loop has left in sums and stacks, by position."""
+        found: dict[int, ir.Value] = {}
+        for position, (reducer, pieces) in self.sums.items():
+            own, results = results[: len(pieces.values)], results[len(pieces.values) :]
+            start, value = self.loop.operands[position], pieces.join(own)
+            is_neutral = reducer in NEUTRAL and _splat(start) == NEUTRAL[reducer]
+            found[position] = value if is_neutral else combine(reducer, start, value)
+        for position, value in zip(self.found.stacks, results, strict=True):
+            found[position] = stablehlo.ReshapeOp(self.loop.operands[position].type, value).result
+        return found
 
     def _unchanged(self, position: int) -> ir.Value:
         if position in self.found.kept:

@@ -13,9 +13,9 @@ from shardopt.dialect.donation import read_donation
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram
 from shardopt.extract.op_graph import read_tensor
+from shardopt.extract.rows import source_of
 from shardopt.ir.diagnostics import position_of
 from shardopt.passes.base import PassContext
-from shardopt.passes.layers.gradients import source_of
 from shardopt.support.counts import counted
 from shardopt.support.sizes import format_bytes
 

@@ -26,7 +26,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func as func_dialect
 
 from shardopt.dialect.attributes import entries, i32, i64
 from shardopt.dialect.donation import (
@@ -34,13 +33,14 @@ from shardopt.dialect.donation import (
     VERSION_OF,
     argument_attributes,
     read_donation,
+    result_attributes,
 )
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.dialect.stages import read_stages, stage_of_layers
 from shardopt.extract.op_graph import reads
 from shardopt.graph.op_graph import SHARED
-from shardopt.ir.rewriting import replace_reads, terminator
+from shardopt.ir.rewriting import replace_reads, return_values, terminator
 from shardopt.passes.base import Pass, PassContext, plan_option
 from shardopt.passes.stages.outlining import clone_into
 from shardopt.passes.stages.read_step import check_clustered
@@ -138,27 +138,10 @@ def _add_versions(program: StepProgram, ages: Mapping[int, int]) -> None:
     _copy_readers([value for op in late for value in reads(op)], prologue, newest, late[0])
     for op in late:
         replace_reads(op, newest)
-    _return(main, block, [*program.returned, *successors], rows)
+    types = [argument.type for argument in block.arguments]
+    results = [entries(attributes) for attributes in result_attributes(main)]
+    return_values(main, [*program.returned, *successors], types, rows, results)
     _erase_unread(prologue)
-
-
-def _return(
-    main: ir.Operation,
-    block: ir.Block,
-    returned: Sequence[ir.Value],
-    rows: Sequence[Mapping[str, ir.Attribute]],
-) -> None:
-    """Return other values, and let the signature say so; `rows` are the attributes of arguments."""
-    old = terminator(block)
-    func_dialect.ReturnOp(returned, loc=old.location, ip=ir.InsertionPoint(old))
-    old.erase()
-    if "res_attrs" in main.attributes:
-        known = list(ir.ArrayAttr(main.attributes["res_attrs"]))
-        empty = [ir.DictAttr.get({})] * (len(returned) - len(known))
-        main.attributes["res_attrs"] = ir.ArrayAttr.get([*known, *empty])
-    main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(dict(row)) for row in rows])
-    types = [argument.type for argument in block.arguments], [value.type for value in returned]
-    main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(*types))
 
 
 def _is_float(type_: ir.Type) -> bool:

@@ -77,7 +77,7 @@ def _placement(argument: Argument, mesh: Mesh) -> ArgumentPlacement:
     spec = argument.value.spec
     itemsize = numpy_dtype(spec.dtype).itemsize
     return ArgumentPlacement(
-        name=argument.name,
+        name=argument.label,
         type="x".join([*map(str, spec.shape), spec.dtype]),
         mesh=mesh.name,
         sharding=str(spec.sharding),

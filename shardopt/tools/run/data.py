@@ -252,13 +252,13 @@ def _of_column(what: str, column: Any) -> np.ndarray:
 
 def argument_numbers(names: Sequence[str], program: Program, source: str) -> list[int]:
     """Arguments by name, or as `in<k>`. Raises UserError."""
-    by_name = numbers_by_name(program)
+    by_name, arguments = numbers_by_name(program), program.signature.arguments
     for name in names:
         if name not in by_name:
-            known = ", ".join(each.name for each in program.arguments[-4:] if each.name)
+            known = ", ".join(each.name for each in arguments[-4:] if each.name)
             raise UserError(
                 f"--data: '{source}' has '{name}', which names no argument (in0 to "
-                f"in{len(program.arguments) - 1}, or by name: {known})"
+                f"in{len(arguments) - 1}, or by name: {known})"
             )
     return [by_name[name] for name in names]
 
@@ -304,7 +304,7 @@ def _rows(file: Path) -> dict[str, int]:
 
 
 def _extent(program: Program, number: int) -> int:
-    shape = program.arguments[number].value.spec.shape
+    shape = program.signature.arguments[number].shape
     if not shape:
         raise UserError(f"--data: argument {number} has no rows: its shape is []")
     return shape[0]

@@ -132,9 +132,10 @@ def read_inputs(path: Path, inputs: list[np.ndarray]) -> None:
 
 def numbers_by_name(program: Program) -> dict[str, int]:
     """The arguments, by name where no other has it, and as `in<k>`."""
-    uses = Counter(argument.name for argument in program.arguments)
-    by_name = {f"in{number}": number for number in range(len(program.arguments))}
-    for number, argument in enumerate(program.arguments):
+    arguments = program.signature.arguments
+    uses = Counter(argument.name for argument in arguments)
+    by_name = {f"in{number}": number for number in range(len(arguments))}
+    for number, argument in enumerate(arguments):
         if uses[argument.name] == 1:
             by_name[argument.name] = number
     return by_name

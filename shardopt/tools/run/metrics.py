@@ -48,9 +48,9 @@ _OWN_NAMES = {"step", "time", *StepMetrics.__dataclass_fields__} - {"scalars", "
 
 def float_scalars(run: Run, outputs: Outputs) -> dict[str, float]:
     """Results that are floating-point scalars, losses and metrics, by name."""
-    specs = [result.value.spec for result in run.program.results]
-    numbers = [k for k, spec in enumerate(specs) if spec.shape == () and "float" in spec.dtype]
-    names = [run.program.results[k].name or f"result {k}" for k in numbers]
+    results = run.program.signature.results
+    numbers = [k for k, each in enumerate(results) if each.shape == () and "float" in each.dtype]
+    names = [results[k].name or f"result {k}" for k in numbers]
     if len(set(names)) < len(names) or not _OWN_NAMES.isdisjoint(names):
         names = [f"result {k}" for k in numbers]
     return {name: float(outputs[k]) for name, k in zip(names, numbers, strict=True)}
@@ -62,22 +62,22 @@ def tokens_per_step(program: Program, choice: str | None) -> int | None:
     is no state; None if there is no such argument. Raises UserError."""
     if choice is None:
         sizes = [
-            math.prod(argument.value.spec.shape)
-            for argument in program.arguments
+            math.prod(argument.shape)
+            for argument in program.signature.arguments
             if argument.alias is None
-            and argument.value.spec.dtype in _TOKEN_TYPES
-            and len(argument.value.spec.shape) == 2
+            and argument.dtype in _TOKEN_TYPES
+            and len(argument.shape) == 2
         ]
         return max(sizes, default=None)
     if choice.isdecimal() and int(choice):
         return int(choice)
-    number = numbers_by_name(program).get(choice)
+    number, arguments = numbers_by_name(program).get(choice), program.signature.arguments
     if number is None:
         raise UserError(
             "--tokens: expected a number of tokens a step, or an argument whose elements are "
-            f"tokens (in0 to in{len(program.arguments) - 1}, or by name), found '{choice}'"
+            f"tokens (in0 to in{len(arguments) - 1}, or by name), found '{choice}'"
         )
-    return math.prod(program.arguments[number].value.spec.shape)
+    return math.prod(arguments[number].shape)
 
 
 def measured(run: Run, outputs: Outputs, tokens: int | None, *, threads: bool) -> StepMetrics:

@@ -178,6 +178,7 @@ def test_defaults_leave_phases_to_themselves() -> None:
     texts = {name: phase_text(PlanOptions("c.yaml"), name) for name in (*PHASE_NAMES, INTRA)}
     assert {name: text for name, text in texts.items() if text} == {
         "import": "unroll=true",
+        "cluster": "split-stacks=true",
         "stage": "cluster=c.yaml",
         "intra": "cluster=c.yaml unroll=true",
     }
@@ -186,9 +187,11 @@ def test_defaults_leave_phases_to_themselves() -> None:
 @pytest.mark.parametrize(
     ("options", "phase", "text"),
     [
-        ({"stages": 3}, "cluster", "least-layers=3"),
-        ({"layers": "search"}, "cluster", ""),
-        ({"inter_op": "equal-op"}, "cluster", "method=equal-op"),
+        ({"stages": 3}, "cluster", "split-stacks=true least-layers=3"),
+        ({"stages": 1}, "cluster", ""),
+        ({"stages": 3, "split_stacks": False}, "cluster", "least-layers=3"),
+        ({"layers": "search"}, "cluster", "split-stacks=true"),
+        ({"inter_op": "equal-op"}, "cluster", "method=equal-op split-stacks=true"),
         ({"inter_op": "equal-op"}, "stage", "cluster=c.yaml inter-op=equal-layer"),
         ({"schedule": "order.csv"}, "stage", "cluster=c.yaml schedule=gpipe"),
         ({"schedule": "order.csv"}, "schedule", "schedule=order.csv"),

@@ -26,14 +26,19 @@ def train_step(weights: Weights, x: jax.Array) -> tuple[Weights, jax.Array]:
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
 
 
-@pytest.mark.parametrize(("stages", "rows", "said"), [(2, True, 1), (1, True, 0), (2, False, 0)])
-def test_stacked_weights_of_several_stages_are_told_of(stages: int, rows: bool, said: int) -> None:
+@pytest.mark.parametrize(
+    ("stages", "rows", "split", "said"),
+    [(2, True, False, 1), (1, True, False, 0), (2, False, False, 0), (2, True, True, 0)],
+)
+def test_stacked_weights_of_several_stages_are_told_of(
+    stages: int, rows: bool, split: bool, said: int
+) -> None:
     weights: Weights = jnp.zeros((LAYERS, WIDTH, WIDTH))
     weights = weights if rows else list(weights)
     step = jax.jit(train_step, donate_argnums=0)
     exported = jax.export.export(step)(weights, jnp.zeros((8, WIDTH)))
     told: list[str] = []
-    options = PlanOptions("cpu-test:1x2", stages=stages, microbatches=2)
+    options = PlanOptions("cpu-test:1x2", stages=stages, microbatches=2, split_stacks=split)
     plan = make_plan(exported, options, cache=False, handler=lambda each: told.append(each.message))
     found = [message for message in told if "several stages read rows of" in message]
     assert len(found) == said

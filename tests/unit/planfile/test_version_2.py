@@ -55,7 +55,8 @@ def test_a_kept_file_gives_the_plan_that_it_was_written_for() -> None:
     assert load_plan_file(KEPT).stage_phase_prediction() is not None
     written = json.loads(json_text(plan.to_json()))
     paths = [each.path for each in differences(load_values(KEPT), written)]
-    since = ["options.microbatch_sums", "options.overlap", "options.offload", "stages[0].offload"]
+    since = ["options.microbatch_sums", "options.split_stacks", "options.overlap"]
+    since += ["options.offload", "stages[0].offload"]
     since += ["stages[1].predicted.peak_bytes", "stages[1].offload"]
     assert paths == ["model.fingerprint", *since], "options since then, at their defaults"
 

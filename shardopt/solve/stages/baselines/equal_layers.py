@@ -22,6 +22,7 @@ from shardopt.solve.stages.stage_problem import (
     evaluate,
     held_copies,
 )
+from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
 
 
@@ -72,10 +73,12 @@ def _best_even(
     """The best plan whose stages take their configs from one of `choices`, by default of all."""
     plans = [*even_plans(problem, request.num_stages, choices)]
     if not plans:
-        how_many = "any number of" if request.num_stages is None else str(request.num_stages)
+        number = request.num_stages
+        how_many = "any number of stages" if number is None else counted(number, "stage")
         raise UserError(
-            f"{problem.num_layers} layers on {problem.total_devices} devices cannot be split "
-            f"evenly into {how_many} stages that fit"
+            f"{counted(problem.num_layers, 'layer')} on "
+            f"{counted(problem.total_devices, 'device')} cannot be split "
+            f"evenly into {how_many} that fit"
         )
     return min(plans, key=lambda plan: plan.seconds)
 

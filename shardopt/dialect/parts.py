@@ -1,0 +1,116 @@
+"""Arguments and results of `@main` that are parts of those of the model: `shardopt.part`.
+
+    %arg0: tensor<8xf32> {shardopt.part = array<i64: 0, 0, 0, 1, 3>}     row 0 of 3
+    %arg7: tensor<8xf32> {shardopt.part = array<i64: 0, 0, 1, 1, 3>}     row 1 of argument 0
+
+A part of one row is without the dimension of rows; others have it. The first part stands in the
+place of the whole, so that numbers that people use mean what they meant; the others stand behind
+all that is no such part, in order. Results likewise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.attributes import entries
+from shardopt.dialect.donation import read_replacements
+from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
+from shardopt.graph.parts import Part
+
+PART = "shardopt.part"
+
+Side = Literal["arg_attrs", "res_attrs"]
+
+
+def part_attr(part: Part) -> ir.Attribute:
+    return ir.DenseI64ArrayAttr.get([part.whole, *part.bounds])
+
+
+def read_parts(func: ir.Operation, side: Side) -> dict[int, Part]:
+    """argument (result) -> which part of which one it is. Raises ValueError for an attribute that
+    says nothing of the kind."""
+    found = {}
+    for number, row in enumerate(_rows(func, side)):
+        if PART in row:
+            try:
+                found[number] = Part(*ir.DenseI64ArrayAttr(row[PART]))
+            except (TypeError, ValueError):
+                raise ValueError(
+                    "expected array<i64: whole, dimension, start, rows, extent> in "
+                    f"'{PART}', found {row[PART]}"
+                ) from None
+    return found
+
+
+def part_faults(func: ir.Operation) -> Iterator[str]:
+    """What is wrong with parts: they are not where they should be, do not fit together, or are
+    replaced by other parts than their own."""
+    type_ = ir.FunctionType(ir.TypeAttr(func.attributes["function_type"]).value)
+    sides: tuple[tuple[Side, str, list[ir.Type]], ...] = (
+        ("arg_attrs", "argument", list(type_.inputs)),
+        ("res_attrs", "result", list(type_.results)),
+    )
+    for side, noun, types in sides:
+        try:
+            parts = read_parts(func, side)
+        except ValueError as error:
+            yield f"{noun}s: {error}"
+            continue
+        found = list(_faults(noun, types, parts))
+        yield from found
+        if found:
+            return
+    arguments, results = (read_parts(func, side) for side, _, _ in sides)
+    replaced = read_replacements(func)
+    for number, result in replaced.items():
+        # Of a whole that is replaced by a whole, each part is by that part.
+        part, other = arguments.get(number), results.get(result)
+        expected = None if part is None else replace(part, whole=replaced.get(part.whole, -1))
+        if other != expected:
+            yield (
+                f"argument {number}: expected to be replaced by the same part of a result, found "
+                f"{_said(part)} and {_said(other)}"
+            )
+
+
+def _faults(noun: str, types: list[ir.Type], parts: dict[int, Part]) -> Iterator[str]:
+    of_whole: dict[int, list[int]] = {}
+    for number, part in parts.items():
+        of_whole.setdefault(part.whole, []).append(number)
+    for whole, numbers in of_whole.items():
+        at, first = 0, parts[numbers[0]]
+        for number in numbers:
+            part, shape = parts[number], _shape(types[number])
+            is_alike = (part.dim, part.extent) == (first.dim, first.extent)
+            if (number == whole) != (part.start == 0) or not is_alike:
+                yield (
+                    f"{noun} {number}: expected parts of one dimension of {noun} {whole}, the "
+                    f"first of them there, found {part}"
+                )
+                break
+            fits = part.is_row or (0 <= part.dim < len(shape) and shape[part.dim] == part.rows)
+            if not fits or part.start != at:
+                yield f"{noun} {number}: expected the part from {at} on, found {part}"
+                break
+            at += part.rows
+        else:
+            if at != first.extent:
+                yield f"{noun} {whole}: expected parts of {first.extent} rows in all, found {at}"
+
+
+def _said(part: Part | None) -> str:
+    return "none" if part is None else f"{part} of {part.whole}"
+
+
+def _shape(type_: ir.Type) -> tuple[int, ...]:
+    tensor = parse_mesh_tensor(type_).tensor if is_mesh_tensor(type_) else type_
+    return tuple(ir.RankedTensorType(tensor).shape)
+
+
+def _rows(func: ir.Operation, side: Side) -> list[dict[str, ir.Attribute]]:
+    if side not in func.attributes:
+        return []
+    return [entries(ir.DictAttr(row)) for row in ir.ArrayAttr(func.attributes[side])]
