@@ -4,10 +4,11 @@ on it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.forms.exported_program import Argument, ProgramResult, TensorSpec
+from shardopt.graph.parts import Part, misfits, misreplaced
 from shardopt.runtime.program.instructions import (
     Allgather,
     Broadcast,
@@ -153,6 +154,7 @@ def _of_homes(program: Program) -> Iterator[str]:
                     f"{what} {number} '{each.name}': expected on mesh {each.value.mesh}, found "
                     f"on {', '.join(meshes)}"
                 )
+    yield from _of_parts(program)
     for part in program.meshes:
         results = dict(part.results)
         feedback = {target: source for source, target in part.feedback}
@@ -173,6 +175,28 @@ def _of_homes(program: Program) -> Iterator[str]:
                     f"mesh {part.mesh.name}: %{buffer} is a version of argument {number}, which is "
                     "not on this mesh, or has no successor"
                 )
+
+
+def _of_parts(program: Program) -> Iterator[str]:
+    """Parts make up wholes, and stand behind all that are none."""
+    parts: dict[str, dict[int, Part]] = {}
+    sides: tuple[tuple[str, Sequence[Argument | ProgramResult]], ...] = (
+        ("argument", program.arguments),
+        ("result", program.results),
+    )
+    for noun, listed in sides:
+        found = {number: each.part for number, each in enumerate(listed) if each.part is not None}
+        parts[noun] = found
+        yield from misfits(noun, found, [each.value.spec.shape for each in listed])
+        others = [number for number, part in found.items() if part.whole != number]
+        if others != list(range(len(listed) - len(others), len(listed))):
+            yield f"expected parts of {noun}s behind all other {noun}s"
+    replaced = {
+        number: each.alias
+        for number, each in enumerate(program.arguments)
+        if each.alias is not None
+    }
+    yield from misreplaced(parts["argument"], parts["result"], replaced)
 
 
 def _repeated(items: Iterable[object]) -> Iterator[tuple[object, int]]:

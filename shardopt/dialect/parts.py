@@ -10,7 +10,6 @@ all that is no such part, in order. Results likewise."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal
 
 from jaxlib.mlir import ir
@@ -18,7 +17,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.donation import read_replacements
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
-from shardopt.graph.parts import Part
+from shardopt.graph.parts import Part, misfits, misreplaced
 
 PART = "shardopt.part"
 
@@ -58,51 +57,14 @@ def part_faults(func: ir.Operation) -> Iterator[str]:
             parts = read_parts(func, side)
         except ValueError as error:
             yield f"{noun}s: {error}"
-            continue
-        found = list(_faults(noun, types, parts))
+            return
+        found = list(misfits(noun, parts, list(map(_shape, types)))) if parts else []
         yield from found
         if found:
             return
     arguments, results = (read_parts(func, side) for side, _, _ in sides)
-    replaced = read_replacements(func)
-    for number, result in replaced.items():
-        # Of a whole that is replaced by a whole, each part is by that part.
-        part, other = arguments.get(number), results.get(result)
-        expected = None if part is None else replace(part, whole=replaced.get(part.whole, -1))
-        if other != expected:
-            yield (
-                f"argument {number}: expected to be replaced by the same part of a result, found "
-                f"{_said(part)} and {_said(other)}"
-            )
-
-
-def _faults(noun: str, types: list[ir.Type], parts: dict[int, Part]) -> Iterator[str]:
-    of_whole: dict[int, list[int]] = {}
-    for number, part in parts.items():
-        of_whole.setdefault(part.whole, []).append(number)
-    for whole, numbers in of_whole.items():
-        at, first = 0, parts[numbers[0]]
-        for number in numbers:
-            part, shape = parts[number], _shape(types[number])
-            is_alike = (part.dim, part.extent) == (first.dim, first.extent)
-            if (number == whole) != (part.start == 0) or not is_alike:
-                yield (
-                    f"{noun} {number}: expected parts of one dimension of {noun} {whole}, the "
-                    f"first of them there, found {part}"
-                )
-                break
-            fits = part.is_row or (0 <= part.dim < len(shape) and shape[part.dim] == part.rows)
-            if not fits or part.start != at:
-                yield f"{noun} {number}: expected the part from {at} on, found {part}"
-                break
-            at += part.rows
-        else:
-            if at != first.extent:
-                yield f"{noun} {whole}: expected parts of {first.extent} rows in all, found {at}"
-
-
-def _said(part: Part | None) -> str:
-    return "none" if part is None else f"{part} of {part.whole}"
+    if arguments or results:
+        yield from misreplaced(arguments, results, read_replacements(func))
 
 
 def _shape(type_: ir.Type) -> tuple[int, ...]:

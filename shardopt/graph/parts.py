@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 Slice = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
@@ -64,3 +64,67 @@ class Part:
         """As Python would index the whole: `[3]`, `[:, 4:8]`."""
         rows = str(self.start) if self.is_row else f"{self.start}:{self.start + self.rows}"
         return f"[{', '.join([*[':'] * self.dim, rows])}]"
+
+
+def misfits(noun: str, parts: Mapping[int, Part], shapes: Sequence[Sequence[int]]) -> Iterator[str]:
+    """What is wrong with parts of arguments (results), by number, which have these shapes: they are
+    not where they should be, or do not make up a whole."""
+    of_whole: dict[int, list[int]] = {}
+    for number, part in parts.items():
+        of_whole.setdefault(part.whole, []).append(number)
+    for whole, numbers in of_whole.items():
+        at, first = 0, numbers[0]
+        for number in numbers:
+            part, like = parts[number], parts[first]
+            is_alike = (part.dim, part.extent) == (like.dim, like.extent)
+            if (number == whole) != (part.start == 0) or not is_alike:
+                yield (
+                    f"{noun} {number}: expected parts of one dimension of {noun} {whole}, the "
+                    f"first of them there, found {part}"
+                )
+                break
+            if part.start != at or not _has_shape(part, shapes[number], shapes[first]):
+                yield f"{noun} {number}: expected the part from {at} on, found {part}"
+                break
+            at += part.rows
+        else:
+            if at != parts[first].extent:
+                yield (
+                    f"{noun} {whole}: expected parts of {parts[first].extent} rows in all, found "
+                    f"{at}"
+                )
+
+
+def _has_shape(part: Part, shape: Sequence[int], like: Sequence[int]) -> bool:
+    """Whether a part has the shape that it says, and that of another one but for its rows."""
+    if part.rows < 1 or not 0 <= part.dim < len(shape) + part.is_row:
+        return False
+    is_whole = part.is_row or shape[part.dim] == part.rows
+    return (
+        is_whole
+        and len(shape) == len(like)
+        and all(
+            one == other
+            for dim, (one, other) in enumerate(zip(shape, like, strict=True))
+            if part.is_row or dim != part.dim
+        )
+    )
+
+
+def misreplaced(
+    arguments: Mapping[int, Part], results: Mapping[int, Part], replaced: Mapping[int, int]
+) -> Iterator[str]:
+    """Which arguments are replaced by another part than their own: of a whole that is replaced by a
+    whole, each part is by that part."""
+    for number, result in replaced.items():
+        part, other = arguments.get(number), results.get(result)
+        expected = None if part is None else replace(part, whole=replaced.get(part.whole, -1))
+        if other != expected:
+            yield (
+                f"argument {number}: expected to be replaced by the same part of a result, found "
+                f"{_said(part)} and {_said(other)}"
+            )
+
+
+def _said(part: Part | None) -> str:
+    return "none" if part is None else f"{part} of {part.whole}"
