@@ -109,7 +109,8 @@ def _start(program: Program, backend: str, checkpoints: CheckpointOptions | None
 
 
 def _make(run: Run) -> None:
-    run.create({number: normal(0, 0.02, 0) for number, a in enumerate(run.program.arguments)})
+    arguments = run.program.signature.arguments
+    run.create(dict.fromkeys(range(len(arguments)), normal(0, 0.02, 0)))
 
 
 def _seconds(repeat: int, work: Callable[[int], object]) -> float:

@@ -142,7 +142,7 @@ def trial(size: tuple[int, int], disturbance: Callable[..., Any], backend: Any, 
 
 
 def state(run: Run) -> bytes:
-    arguments = run.program.arguments
+    arguments = run.program.signature.arguments
     return b"".join(
         run.argument(number).tobytes() for number, a in enumerate(arguments) if a.alias is not None
     )

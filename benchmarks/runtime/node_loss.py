@@ -77,7 +77,7 @@ def _undisturbed(plan: Plan, steps: int) -> list[np.ndarray]:
 
 
 def _state(run: Run) -> list[np.ndarray]:
-    arguments = run.program.arguments
+    arguments = run.program.signature.arguments
     return [run.argument(number) for number, a in enumerate(arguments) if a.alias is not None]
 
 

@@ -33,7 +33,6 @@ from rich.table import Table
 from benchmarks.tools.dump_mutations import OF_MODULES, mutated_module, mutated_text
 from benchmarks.tools.fuzz_opt import run_in_child, tool, verdict_of
 from benchmarks.tools.whole_program import NoMeaningError, whole_program
-from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.runtime.program.instructions import Program
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -202,9 +201,8 @@ def _inputs(program: Program) -> list[np.ndarray]:
     """Of both signs, unlike those of a run without data: signs tell operations apart."""
     generator = np.random.default_rng(0)
     arrays = []
-    for argument in program.arguments:
-        spec = argument.value.spec
-        arrays.append(generator.normal(0, 0.1, spec.shape).astype(numpy_dtype(spec.dtype)))
+    for argument in program.signature.arguments:
+        arrays.append(generator.normal(0, 0.1, argument.shape).astype(argument.numpy_dtype))
     return arrays
 
 
