@@ -16,7 +16,7 @@ import numpy as np
 
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.forms.exported_program import Argument, MeshValue, ProgramResult
-from shardopt.graph.parts import Part, Slice
+from shardopt.mesh.parts import Part, Slice
 
 
 @dataclass(frozen=True)

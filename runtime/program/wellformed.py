@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.forms.exported_program import Argument, ProgramResult, TensorSpec
-from shardopt.graph.parts import Part, misfits, misreplaced
+from shardopt.mesh.parts import Part, misfits, misreplaced
 from shardopt.runtime.program.instructions import (
     Allgather,
     Broadcast,

@@ -21,12 +21,12 @@ from shardopt.dialect.sharding import to_sdy
 from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.forms.padded_signature import pad_signature
 from shardopt.forms.shardy import sharding_attribute
-from shardopt.graph.parts import Part
 from shardopt.ir.io import module_bytecode
 from shardopt.ir.native import run_native
 from shardopt.ir.rewriting import copy_of, shape_of
 from shardopt.ir.shapes import reshape, slice_
 from shardopt.mesh.mesh import MESH_NAME, Mesh, Sharding
+from shardopt.mesh.parts import Part
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.program.signature import Home
 from shardopt.support.errors import UserError

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardopt.forms.exported_program import Slice, StageFunction
 from shardopt.forms.reshard_steps import intersect
-from shardopt.graph.parts import Part
+from shardopt.mesh.parts import Part
 from shardopt.runtime.actions.context import Context
 from shardopt.runtime.devices.tiles import filled
 from shardopt.runtime.program.instructions import Run

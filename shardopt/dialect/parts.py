@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.donation import read_replacements
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
-from shardopt.graph.parts import Part, misfits, misreplaced
+from shardopt.mesh.parts import Part, misfits, misreplaced
 
 PART = "shardopt.part"
 

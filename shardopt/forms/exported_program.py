@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardopt.dialect.dtypes import mlir_name
-from shardopt.graph.parts import Part, Slice
 from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.parts import Part, Slice
 from shardopt.schedule.schedules import ScheduleText
 
 # Where a device's tile lies: in its own memory, or in that of its host.

@@ -34,12 +34,12 @@ from shardopt.extract.rows import (
     update_row,
 )
 from shardopt.extract.stacked_rows import Stacks, is_alike
-from shardopt.graph.parts import Part
 from shardopt.ir.loops import BRANCHES
 from shardopt.ir.rewriting import BARRIER, barrier, defining, return_values, shape_of, terminator
 from shardopt.ir.scalars import scalar_constant
 from shardopt.ir.shapes import broadcast, dimensions, reshape, slice_, tensor_like
 from shardopt.ir.splats import is_splat, resized
+from shardopt.mesh.parts import Part
 from shardopt.passes.importing.branches import RUN_ONCE, yield_values
 from shardopt.passes.microbatches.batching import clone_resized, combine
 

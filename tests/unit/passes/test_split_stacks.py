@@ -17,8 +17,8 @@ from shardopt.dialect.donation import read_donation
 from shardopt.dialect.parts import read_parts
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.layered_rows import read_by_layers
-from shardopt.graph.parts import Part
 from shardopt.ir.context import make_context
+from shardopt.mesh.parts import Part
 from shardopt.pipeline.manager import run_pipeline
 
 LAYERS, WIDTH, WIDE, ROWS = 6, 4, 8, 4

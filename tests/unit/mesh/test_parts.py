@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardopt.graph.parts import Part, Slice, misfits, misreplaced
+from shardopt.mesh.parts import Part, Slice, misfits, misreplaced
 
 
 def index(slice_: Slice) -> tuple[slice, ...]:
