@@ -28,7 +28,13 @@ from shardopt.dialect.donation import (
 )
 from shardopt.dialect.program import StepProgram
 from shardopt.extract.layered_rows import read_by_layers
-from shardopt.extract.op_graph import CHEAP_TO_CLONE, read_reducer, read_rule, reads
+from shardopt.extract.op_graph import (
+    CHEAP_TO_CLONE,
+    free_values,
+    read_reducer,
+    read_rule,
+    reads,
+)
 from shardopt.extract.rows import (
     CONCATENATE,
     NEVER_BY_ROWS,
@@ -203,6 +209,7 @@ class _Search:
             self.sums[op] = dims
             self._link([(v, d) for v, d in zip(op.operands, dims, strict=True) if d is not None])
             self._need(zip(op.operands, dims, strict=True))
+            self._need((v, None) for v in free_values(op))
             return
         for operand in operands:
             self.readers.setdefault(operand, op)
@@ -286,6 +293,7 @@ class _Search:
         self._same(value, zip(op.results, others, strict=True))
         self._same(value, [(v, d) for v, d in zip(op.operands, dims, strict=True) if d is not None])
         self._need((v, d) for v, d in zip(op.operands, dims, strict=True) if d is None)
+        self._need((v, None) for v in free_values(op))
 
     def _summed(self, op: ir.Operation) -> tuple[int | None, ...] | None:
         """Along which dimension to take the operands of an operation that sums over rows of a

@@ -21,7 +21,7 @@ from shardopt.dialect.donation import (
 )
 from shardopt.dialect.parts import PART, part_attr
 from shardopt.dialect.program import StepProgram
-from shardopt.extract.op_graph import CHEAP_TO_CLONE, is_zero, read_reducer
+from shardopt.extract.op_graph import CHEAP_TO_CLONE, free_values, is_zero, read_reducer
 from shardopt.extract.rows import (
     CONCATENATE,
     UPDATE,
@@ -199,7 +199,7 @@ class StackWriter:
             self.made[value, k] = (
                 resized(op, self._type(value))
                 if is_constant
-                else clone_resized(op, [], [self._type(value)]).results[0]
+                else _cloned(op, [], [self._type(value)]).results[0]
             )
         else:
             self._make_of_parts(op, value, k)
@@ -225,7 +225,7 @@ class StackWriter:
             self.made[value, k] = reshape(part, shape_of_type(self._type(value)))
             return
         types = [_resized(result, d, count) for result, d in zip(op.results, others, strict=True)]
-        new = clone_resized(op, operands, types)
+        new = _cloned(op, operands, types)
         self.made.update(
             ((result, k), part) for result, part in zip(op.results, new.results, strict=True)
         )
@@ -244,7 +244,7 @@ class StackWriter:
             for operand, dim in zip(operands, dims, strict=True)
         ]
         shape = _without(shape_of(value), self.dims[value])
-        new = clone_resized(op, inner, [tensor_like(value, shape)])
+        new = _cloned(op, inner, [tensor_like(value, shape)])
         if is_marker(op) and SHARDING in op.attributes:
             said = {SHARDING: op.attributes[SHARDING]}
             new.attributes[SHARDING] = _said_of_row(said, self.dims[value])[SHARDING]
@@ -364,13 +364,20 @@ class StackWriter:
             ]
             with ir.InsertionPoint(op), op.location:
                 term = _reduced_row(op, operands, self.dims[wide]) if self.rows[wide] == 1 else None
-                terms.append(term or clone_resized(op, operands, types).results[0])
+                terms.append(term or _cloned(op, operands, types).results[0])
         with ir.InsertionPoint(op), op.location:
             return reduce(partial(combine, reducer), terms)
 
     def _type(self, value: ir.Value) -> ir.RankedTensorType:
         """Of a part of it."""
         return _resized(value, self.dims[value], self.rows[value])
+
+
+def _cloned(
+    op: ir.Operation, operands: Sequence[ir.Value], types: Sequence[ir.Type]
+) -> ir.Operation:
+    """The operation on other operands, which are not those that its regions read."""
+    return clone_resized(op, [*operands, *free_values(op)], types)
 
 
 def _resized(value: ir.Value, dim: int, count: int) -> ir.RankedTensorType:
@@ -394,7 +401,7 @@ def _reduced_row(op: ir.Operation, operands: Sequence[ir.Value], dim: int) -> ir
     others = [each - (each > dim) for each in reduced if each != dim]
     if not others:
         return None
-    new = clone_resized(op, [_dropped(operands[0], dim), operands[1]], [op.results[0].type])
+    new = _cloned(op, [_dropped(operands[0], dim), operands[1]], [op.results[0].type])
     new.attributes["dimensions"] = ir.DenseI64ArrayAttr.get(others)
     return new.results[0]
 
