@@ -160,7 +160,31 @@ class LazyStageCosts:
 
         The planner must choose a plan that is best under the arrays it is given. Raises its
         UserError where even the bounds allow no plan."""
-        return self._nearly_fitting(self._search(in_flight_of, planner), in_flight_of, planner)
+        found = self._search(in_flight_of, planner)
+        return self._plainest(self._nearly_fitting(found, in_flight_of, planner), in_flight_of)
+
+    def _plainest(self, best: StageSolution, in_flight_of: InFlight) -> StageSolution:
+        """The plan whose stages recompute nothing where that takes no longer: where the search
+        ended because no plan is shorter, one may be as long."""
+        problem = self.arrays.stage_problem(in_flight_of)
+        for number, (start, stop, config) in enumerate(best.stages):
+            plain = replace(problem.configs[config], recompute="none")
+            if plain == problem.configs[config] or plain not in problem.configs:
+                continue
+            stage = start, stop, problem.configs.index(plain)
+            stages = (*best.stages[:number], stage, *best.stages[number + 1 :])
+            is_spent = best.status == "feasible" and self._pending(stages)
+            if is_spent or not self._is_as_short(stages, best, in_flight_of):
+                continue
+            self.complete(stages)
+            if self._is_as_short(stages, best, in_flight_of):
+                plan = evaluate(self.arrays.stage_problem(in_flight_of), stages)
+                best = replace(plan, bound=best.bound, status=best.status)
+        return best
+
+    def _is_as_short(self, stages: Stages, best: StageSolution, in_flight_of: InFlight) -> bool:
+        problem = self.arrays.stage_problem(in_flight_of)
+        return is_plan(problem, stages) and evaluate(problem, stages).seconds <= best.seconds
 
     def _nearly_fitting(
         self, best: StageSolution, in_flight_of: InFlight, planner: Planner

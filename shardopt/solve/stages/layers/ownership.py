@@ -58,15 +58,15 @@ def assign_owners(problem: OwnershipProblem) -> Ownership:
                 max(owned, key=lambda t: (graph.tensors[t].size_bytes, -owned.index(t)))
             ]
             owner.update((result, chosen) for result in op.results)
-    small = _cheap_to_copy(problem)
+    small, constant = _cheap_to_copy(problem), _constant(graph)
     consumers = graph.consumers()
     # Backwards, as these follow their readers.
     for index in range(len(graph.ops) - 1, -1, -1):
         if layer[index] is None:
             readers = {layer[c] for r in graph.ops[index].results for c in consumers[r]}
             readers |= {k for r in graph.ops[index].results for k in problem.demand.get(r, ())}
-            constant = not graph.ops[index].operands
-            layer[index] = _choose({k for k in readers if k is not None}, small[index], constant)
+            known = {k for k in readers if k is not None}
+            layer[index] = _choose(known, small[index], constant[index])
     final = tuple(0 if k is None else k for k in layer)
     return Ownership(
         final, {t: _input_layer(t, problem, consumers[t], final) for t in graph.inputs}
@@ -95,6 +95,15 @@ def _spreads(graph: OpGraph, op: Op) -> bool:
 
 def _all_small(graph: OpGraph, tensors: Iterable[int]) -> bool:
     return all(graph.tensors[t].size_bytes <= SMALL_BYTES for t in tensors)
+
+
+def _constant(graph: OpGraph) -> list[bool]:
+    """Ops that are made of nothing but constants."""
+    producers, found = graph.producers(), list[bool]()
+    for op in graph.ops:
+        makers = [producers[tensor] for tensor in op.operands]
+        found.append(all(maker >= 0 and found[maker] for maker in makers))
+    return found
 
 
 def _cheap_to_copy(problem: OwnershipProblem) -> list[bool]:
