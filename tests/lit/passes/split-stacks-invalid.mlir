@@ -15,7 +15,7 @@
 // TWICE: error: {{.*}}argument 4: expected parts of one dimension of argument 1, the first of them there, found [0]
 // MISSING: error: {{.*}}argument 0: expected parts of 3 rows in all, found 2
 // OTHER: error: {{.*}}argument 3: expected to be replaced by the same part of a result, found [1] of 0 and [1] of 1
-// KIND: error: {{.*}}expected 'shardopt.part' of the form array<i64: 0, 0, 3, 1, 8>, found 1 : i64
+// KIND: error: {{.*}}expected array<i64: whole, dimension, start, rows, extent> in 'shardopt.part', found 1 : i64
 func.func @main(%x: tensor<f32>) -> tensor<f32> {
   return %x : tensor<f32>
 }
