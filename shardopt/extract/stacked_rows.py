@@ -27,7 +27,6 @@ from shardopt.dialect.donation import (
     result_attributes,
 )
 from shardopt.dialect.program import StepProgram
-from shardopt.extract.layered_rows import read_by_layers
 from shardopt.extract.op_graph import (
     CHEAP_TO_CLONE,
     free_values,
@@ -74,11 +73,11 @@ class Stacks:
         return shape_of(value)[self.dims[value]] // self.rows[value]
 
 
-def find_stacks(program: StepProgram, most_parts: int) -> Stacks:
+def find_stacks(program: StepProgram, read: Mapping[int, int], most_parts: int) -> Stacks:
     """What of `@main`, inside of `sharding_rules`, can be had by rows, with the arguments of which
-    layers read rows, and what is replaced with these."""
+    layers `read` rows (`shardopt.extract.layered_rows`), and what is replaced with these."""
     replaced = read_replacements(program.main)
-    read, whole = read_by_layers(program), dict[int, str]()
+    whole: dict[int, str] = {}
     while True:
         search = _Search(program, replaced, {k: dim for k, dim in read.items() if k not in whole})
         search.run(whole.keys())

@@ -52,11 +52,11 @@ class SplitStacks(Pass):
         program = read_program(module)  # without handles to what is erased
         arguments = parts = 0
         # Rules of all operations are read only where they are needed.
-        if read_by_layers(program):
+        if read := read_by_layers(program):
             rewritten += plain_rows(program.epilogue)
             program = read_program(module)
             with sharding_rules(module):
-                stacks = find_stacks(program, self.max_parts)
+                stacks = find_stacks(program, read, self.max_parts)
                 inner = program.main_block.arguments
                 for number, reason in stacks.whole.items():
                     name = position_of(inner[number]).name or f"argument {number}"
