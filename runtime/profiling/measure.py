@@ -14,6 +14,7 @@ from shardopt.cost.collectives import COLLECTIVES
 from shardopt.hardware import profile as kinds
 from shardopt.hardware.curves import rising
 from shardopt.hardware.profile import Measurement, Profile
+from shardopt.runtime.devices.clients import threads_of_worker, unshared_devices, with_threads
 from shardopt.runtime.devices.compiled import compiled_text
 from shardopt.runtime.devices.replicas import Replicas
 from shardopt.runtime.profiling.chains import COMPUTE, Chain
@@ -205,9 +206,8 @@ def _speeds(
     )
     seconds = []
     for count in counts:
-        slopes = [
-            measure_chain(chain, Replicas(devices[:count]), effort).seconds for chain in _ALONE
-        ]
+        replicas = Replicas(_like_a_mesh(devices, count))
+        slopes = [measure_chain(chain, replicas, effort).seconds for chain in _ALONE]
         if min(slopes) <= 0:
             remark("devices alone: no positive slope, taken as no faster than together")
             return (1.0,) * len(devices)
@@ -216,6 +216,15 @@ def _speeds(
     at = {count: risen[-1] / value for count, value in zip(counts, risen, strict=True)}
     # Between the counts that were measured, the time of a device grows evenly.
     return tuple(round(_between(at, busy), 3) for busy in range(1, len(devices) + 1))
+
+
+def _like_a_mesh(devices: Sequence[Any], count: int) -> list[Any]:
+    """So many devices as a run has them whose other meshes have the rest: on the host of a client
+    with the threads of such a mesh."""
+    if devices[0].platform != "cpu":
+        return list(devices[:count])
+    with with_threads(threads_of_worker(count, count, len(devices))):
+        return unshared_devices(count).local
 
 
 def _between(speeds: dict[int, float], busy: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +147,24 @@ def test_a_profile_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert profile.measurements[0] == Measurement("matmul", (2.0 * 32**3,), (1.0,), "f32")
     assert len(profile.speeds) == 2 and profile.speeds[0] >= profile.speeds[1] == 1.0
+
+
+def test_speeds_are_those_of_meshes_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of clients that have so many devices and the threads of a worker, by which fewer devices than
+    all are measured; not of some devices of one client, which has a thread for each core."""
+    opened: list[tuple[int, str | None]] = []
+
+    def like_a_worker(number: int) -> object:
+        opened.append((number, os.environ.get("PJRT_NPROC")))
+        return unshared_devices(number)
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr("shardopt.runtime.profiling.measure.unshared_devices", like_a_worker)
+    slope = replace(measure_chain(matmul(16, "f32"), Replicas(DEVICES[:1]), LEAST), seconds=1.0)
+    monkeypatch.setattr("shardopt.runtime.profiling.measure.measure_chain", lambda *_: slope)
+    request = MeasurementRequest("host", effort=LEAST, kinds=())
+    assert measure_profile(DEVICES[:4], request, {}).speeds == (1.0,) * 4
+    assert opened == [(1, "2"), (2, "4"), (4, None)]
 
 
 def test_the_command(
