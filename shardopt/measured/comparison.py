@@ -64,7 +64,8 @@ def _predicted(cases: dict[int, Case], jobs: int) -> Iterable[tuple[int, RowOutc
     for number, case in cases.items():
         shared.setdefault(case.shared_by, []).append((number, case))
     batches = list(shared.values())
-    if jobs == 1:
+    jobs = min(jobs, len(batches))
+    if jobs <= 1:
         for batch in batches:
             for item in batch:
                 yield from _predict_all([item])

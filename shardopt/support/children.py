@@ -32,8 +32,13 @@ def may_fork() -> None:
 
 
 def can_fork() -> bool:
-    """Whether this process may have children."""
-    return _may_fork and hasattr(os, "fork")
+    """Whether this process may have children. One that has loaded JAX may not, as a command does
+    that builds a model: no fork copies JAX's threads either."""
+    return _may_fork and hasattr(os, "fork") and not _has_loaded_jax()
+
+
+def _has_loaded_jax() -> bool:
+    return "jax" in sys.modules
 
 
 def cores() -> int:

@@ -30,7 +30,10 @@ def add_compare_measured(parser: argparse.ArgumentParser) -> None:
         "--every", type=count, default=1, metavar="N", help="only every Nth row (default 1: all)"
     )
     parser.add_argument(
-        "--jobs", type=count, default=1, metavar="N", help="processes that plan (default 1)"
+        "--jobs",
+        type=count,
+        metavar="N",
+        help="processes that plan (default: as many as there are cores)",
     )
     parser.add_argument("--rows", action="store_true", help="print every row, not only groups")
     parser.add_argument("--json", action="store_true", help="print rows and groups as JSON")
@@ -40,6 +43,7 @@ def add_compare_measured(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> None:
     from shardopt.measured.comparison import compare
     from shardopt.measured.rows import read_rows
+    from shardopt.support.children import cores
 
     rows = _selected(read_rows(args.table), args.group, args.every, str(args.table))
     terminal = sys.stderr.isatty()
@@ -51,7 +55,7 @@ def _run(args: argparse.Namespace) -> None:
         if terminal:
             print(f"\r{done} of {total} rows: {outcome.row.id}\033[K", end="", file=sys.stderr)
 
-    comparison = compare(rows, args.jobs, tell)
+    comparison = compare(rows, args.jobs or cores(), tell)
     if terminal:
         print("\r\033[K", end="", file=sys.stderr)
     if args.json:

@@ -112,6 +112,7 @@ def test_numbers_of_results_do_not_fill_the_memory(line: str) -> None:
 def forking(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a command that has begun nothing yet."""
     monkeypatch.setattr(children, "_may_fork", True)
+    monkeypatch.setattr(children, "_has_loaded_jax", lambda: False)
     monkeypatch.setattr(trial, "_SECONDS", 0.25)
     monkeypatch.setattr(time_limits, "_WAITING", 4)
 

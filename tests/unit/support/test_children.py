@@ -21,6 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # no threads run here
 def forking(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a command on a machine with three cores."""
     monkeypatch.setattr(children, "_may_fork", True)
+    monkeypatch.setattr(children, "_has_loaded_jax", lambda: False)
     monkeypatch.setattr(children, "cores", lambda: 3)
 
 
@@ -49,6 +50,12 @@ def test_no_more_children_than_cores() -> None:
 
 
 def test_without_permission_this_process_does_all() -> None:
+    assert {process for _, process in results([partial(squared, 3)] * 3)} == {os.getpid()}
+
+
+@pytest.mark.usefixtures("forking")
+def test_who_has_loaded_jax_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "_has_loaded_jax", lambda: True)
     assert {process for _, process in results([partial(squared, 3)] * 3)} == {os.getpid()}
 
 
