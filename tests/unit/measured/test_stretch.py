@@ -127,7 +127,7 @@ def test_stages_of_a_split_sequence_pass_on_the_parts_in_which_it_lies() -> None
 def test_no_fraction_of_the_memory_is_no_limit() -> None:
     """In any phase: seconds and peaks of a plan that no device can hold."""
     device = replace(_MACHINE.device, memory_bytes=2**16)
-    whole = Whole(1, 1, 1, (1, 2), "megatron", "layer")
+    whole = Whole(1, 1, 1, (1, 1), "replicate", "layer")
     case = replace(_planned(whole, 1, 1), machine=replace(_MACHINE, device=device))
     assert max(short_plan(case).fragment_bytes) > 2**16
     with pytest.raises(UserError, match=r"does not fit into|fits the memory"):
