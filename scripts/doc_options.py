@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from shardopt.options import names
 from shardopt.options.plan_options import PlanOptions
 from shardopt.options.table import Function, OptionRow, rows
+from shardopt.options.words import words_text
 
 # The classes of `shardopt.options.keywords`, and the function that takes each.
 _CLASSES: tuple[tuple[str, Function], ...] = (
@@ -32,7 +33,7 @@ def option_rows(table: type = PlanOptions) -> Iterator[tuple[str, ...]]:
         functions = ", ".join(f"`{function}`" for function in row.functions)
         meaning = row.described("None, or auto on the command line")
         is_word = row.base is str and bool(row.choices)
-        kind = " | ".join(row.choices) if is_word else _text_of(row.type)
+        kind = words_text(row.choices) if is_word else _text_of(row.type)
         spelt = (f"`{row.field}`", f"`{row.flag}`", f"`{kind}`", default, meaning)
         yield *spelt, functions, ", ".join(phases), _IN_FILE[row.in_file]
 

@@ -121,6 +121,7 @@ class PlanOptions:
         "ilp",
         help="how shardings are chosen: by the solver (ilp), or by a known method "
         "(docs/concepts/intra-op.md)",
+        metavar="METHOD",
         phases=("stage", "intra"),
         functions=_EVERYWHERE,
         accepts={"shard": "MeshIntraOp"},

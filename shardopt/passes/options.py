@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 
 from shardopt.options.plan_options import PlanOptions
 from shardopt.options.table import row_of
+from shardopt.options.words import words_text
 from shardopt.support.errors import UserError
 from shardopt.support.suggestions import unknown_name
 
@@ -265,5 +266,5 @@ def _type_text(type_: Any) -> str:
     if typing.get_origin(inner) is tuple:
         return f"list of {_type_text(typing.get_args(inner)[0])}"
     if typing.get_origin(inner) is Literal:
-        return " | ".join(typing.get_args(inner))
+        return words_text(typing.get_args(inner))
     return "true or false" if inner is bool else getattr(inner, "__name__", str(inner))

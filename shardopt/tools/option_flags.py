@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from shardopt.options.table import OptionRow, rows
+from shardopt.options.words import words_text
 from shardopt.tools.common import count
 from shardopt.tools.completion import is_completing, suggest
 
@@ -53,6 +54,8 @@ def _settings(row: OptionRow) -> dict[str, Any]:
 
 def _help(row: OptionRow) -> str:
     text = row.described(_UNSET)
+    if row.metavar is not None and row.base is str and row.choices:
+        text = f"{text}: {words_text(row.choices)}"
     has_text = row.has_default and row.default not in (None, "")
     return f"{text} (default {row.default})" if has_text else text
 

@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from shardopt.options.plan_options import PlanOptions
+from shardopt.options.table import rows
 from shardopt.passes.options import OptionSpec
 from shardopt.passes.registry import PASSES
 from shardopt.pipeline.phases import When, find_phase
@@ -21,6 +23,8 @@ from shardopt.tools.common import console, report
 PIPELINE = "shardopt-intra"
 # Half of them at even distances, the other half where the steps between plans are largest.
 _SEARCHES = "16"
+# Of what plans take as well.
+_METAVARS = {row.field: row.metavar for row in rows(PlanOptions)} | {"unroll": "true|false"}
 _BYTECODE_SUFFIXES = frozenset({".mlirbc", ".bc"})
 
 
@@ -39,10 +43,12 @@ def add_shard(parser: argparse.ArgumentParser) -> None:
         help="shape of the mesh, such as 2x4 or data:2,model:4",
     )
     for spec in (spec for spec in _options() if spec.name != "frontier"):
-        text = f"{spec.help} (default {spec.default_text})"
+        metavar = _METAVARS.get(spec.field) or spec.type_text.replace(" | ", "|")
+        text = f"{spec.help}: {spec.type_text}" if metavar == "METHOD" else spec.help
+        text += f" (default {spec.default_text})"
         parser.add_argument(
             f"--{spec.name}",
-            metavar=spec.type_text,
+            metavar=metavar,
             dest=f"pass_{spec.field}",
             help=text.replace("%", "%%"),
         )
