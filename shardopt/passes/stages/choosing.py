@@ -32,6 +32,7 @@ from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.candidates import CandidateProblem, check_number
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
 from shardopt.solve.stages.costs.recomputation import can_recompute
+from shardopt.solve.stages.fewer_configs import fewer_configs, number_of_candidates
 from shardopt.solve.stages.search.costs_by_kind import costs_by_kind
 from shardopt.solve.stages.search.plan_file_stages import (
     candidate_filter,
@@ -41,6 +42,7 @@ from shardopt.solve.stages.search.plan_file_stages import (
 )
 from shardopt.solve.stages.search.plan_search import NoneIsShorter, PlanSearch, search_plans
 from shardopt.solve.stages.search.shared_meshes import sharing_planner
+from shardopt.solve.stages.stage_problem import StageConfig
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -174,6 +176,8 @@ class StageChooser:
                 f"inter-op={options.inter_op} has no use for any submesh that the "
                 "other options allow"
             )
+        if not self.file_stages:
+            configs = self._fewer(configs, step.num_layers, request.num_stages, program)
         check_number(step.num_layers, configs)
         return CandidateProblem(
             step=step,
@@ -187,6 +191,26 @@ class StageChooser:
             allowed=candidate_filter(self.file_stages, cluster),
             host_limit_bytes=tuple(map(host_memory_limit, cluster.groups)),
         )
+
+    def _fewer(
+        self,
+        configs: tuple[StageConfig, ...],
+        num_layers: int,
+        num_stages: int | None,
+        program: StepProgram,
+    ) -> tuple[StageConfig, ...]:
+        """As many as can be looked at; the user hears which."""
+        per_mesh = self._kind().stages_per_mesh
+        fewer = fewer_configs(num_layers, configs, self.cluster, num_stages, per_mesh)
+        if fewer.kept:
+            number = number_of_candidates(num_layers, configs)
+            self.pm.warning(
+                program.module.operation,
+                f"{num_layers} layers have {number:,} candidate stages on {self.cluster}, of which "
+                f"those with {' and '.join(fewer.kept)} are looked at; options submesh and "
+                "recompute name others",
+            )
+        return fewer.configs
 
     def _offload_modes(self) -> tuple[str, ...]:
         """The option, or what the search may choose from; a plan file asks for some, too."""

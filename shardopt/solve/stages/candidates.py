@@ -14,6 +14,7 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import AXIS_NAMES, Mesh, matching_axes
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.stages.cut_transfers import CutTransfers, cut_transfers
+from shardopt.solve.stages.fewer_configs import number_of_candidates
 from shardopt.solve.stages.stage_problem import ModelHomes, StageConfig
 from shardopt.solve.stages.step_graph import StepGraph
 from shardopt.support.errors import UserError
@@ -149,7 +150,7 @@ def check_number(num_layers: int, configs: Sequence[StageConfig]) -> None:
             f"expected at most {MOST_LISTED_DEVICES:,} devices in all submeshes, found {listed:,} "
             f"in {len(sizes):,}; submesh allows fewer"
         )
-    number = (num_layers + 1) ** 2 * num_configs
+    number = number_of_candidates(num_layers, configs)
     if number > MOST_CANDIDATES:
         raise UserError(
             f"expected at most {MOST_CANDIDATES:,} candidate stages, found {number:,}, of "

@@ -16,6 +16,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import module_text
 from shardopt.passes.stages import choosing
 from shardopt.pipeline.manager import run_pipeline
+from shardopt.solve.stages import fewer_configs
 from shardopt.solve.stages.search.plan_search import PlanSearch, search_plans
 from tests.unit.passes.test_mesh_sharing import step
 
@@ -56,3 +57,24 @@ def test_a_search_of_stages_says_where_it_ends_early(
         said = run_pipeline(module, f"builtin.module({passes})").diagnostics
     [remark] = [each.message for each in said if each.message.startswith("schedule ")]
     assert ("other plans may be shorter" in remark) == (not is_finished)
+
+
+@pytest.mark.parametrize("most", [None, 0])
+def test_a_search_of_too_many_stages_says_at_which_it_looks(
+    monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    """Of one to seven hosts, five are no round number."""
+    if most is not None:
+        monkeypatch.setattr(fewer_configs, "MANY_CANDIDATES", most)
+    text = (LIT / "passes" / "choose-stages.mlir").read_text("utf-8")
+    passes = "shardopt-cluster-layers{layers=2},shardopt-choose-stages{cluster=cpu-test:7x2}"
+    with make_context() as context:
+        module = ir.Module.parse(text, context)
+        said = run_pipeline(module, f"builtin.module({passes})").diagnostics
+    warnings = [each.message for each in said if each.severity == "warning"]
+    expected = (
+        "2 layers have 1,134 candidate stages on cpu-test:7x2, of which those with submeshes 1x1, "
+        "1x2, 2x2, 3x2, 4x2, 6x2, 7x2 and recomputation none, selective, layer, full are looked "
+        "at; options submesh and recompute name others"
+    )
+    assert warnings == ([] if most is None else [expected])

@@ -1,0 +1,107 @@
+"""Configs for models and clusters so large that not all candidate stages can be looked at: what is
+left out first is what the best plans have least use for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import or_
+
+from shardopt.graph.recomputed_units import MODES
+from shardopt.hardware.cluster import Cluster
+from shardopt.solve.stages.stage_problem import StageConfig
+
+# Intervals of layers on configs, beyond which some configs are left out. The search looks at each
+# of them in every round, and keeps a number of eight bytes in each of a dozen arrays.
+MANY_CANDIDATES = 20_000_000
+_MOST_DIGITS, _FEWEST_DIGITS = 8, 2
+# A stage that has its share of the devices four times over waits for all others.
+_UNEVEN = 4
+
+
+@dataclass(frozen=True)
+class FewerConfigs:
+    """The configs that are looked at, and in words which these are; no words where they are all."""
+
+    configs: tuple[StageConfig, ...]
+    kept: tuple[str, ...] = ()
+
+
+def number_of_candidates(num_layers: int, configs: Sequence[StageConfig]) -> int:
+    """Entries of an array over all intervals of layers on these configs."""
+    return (num_layers + 1) ** 2 * len(configs)
+
+
+def fewer_configs(
+    num_layers: int,
+    configs: Sequence[StageConfig],
+    cluster: Cluster,
+    num_stages: int | None,
+    stages_per_mesh: int = 1,
+) -> FewerConfigs:
+    """The configs where they make no more than `MANY_CANDIDATES`. Else, until they make no more,
+    without
+
+    1. submeshes of other than round numbers of hosts: round are those that divide the hosts of the
+       group, and those with at most eight binary digits before the zeros, or seven, … or two, so
+       that the next larger one is at most half as large again;
+    2. submeshes of more than four times a stage's share of all devices, or less than a quarter of
+       it, where the number of stages is known and such stages can cover one host group;
+    3. recomputation in some layers of a stage."""
+    kept, said = tuple(configs), dict[_Words, None]()
+    for keeps, words in _filters(configs, cluster, num_stages, stages_per_mesh):
+        if number_of_candidates(num_layers, kept) <= MANY_CANDIDATES:
+            break
+        fewer = tuple(config for config in kept if keeps(config))
+        if fewer and fewer != kept:
+            kept = fewer
+            said[words] = None
+    return FewerConfigs(kept, tuple(words(kept) for words in said))
+
+
+_Keeps = Callable[[StageConfig], bool]
+_Words = Callable[[Sequence[StageConfig]], str]
+
+
+def _filters(
+    configs: Sequence[StageConfig], cluster: Cluster, num_stages: int | None, stages_per_mesh: int
+) -> Iterator[tuple[_Keeps, _Words]]:
+    """What to keep, the first condition first, and what to say of it."""
+    for digits in range(_MOST_DIGITS, _FEWEST_DIGITS - 1, -1):
+        yield partial(_is_round, cluster=cluster, digits=digits), _submeshes
+    if num_stages is not None and len(cluster.groups) == 1:
+        devices = stages_per_mesh * cluster.groups[0].num_devices
+
+        def near(config: StageConfig) -> bool:
+            share = config.num_devices * num_stages
+            return devices <= _UNEVEN * share and share <= _UNEVEN * devices
+
+        sizes = {each.num_devices for each in configs if near(each) and _is_round(each, cluster, 2)}
+        if _cover(sizes, devices, num_stages):
+            yield near, _submeshes
+    yield (lambda config: config.recompute in MODES), _modes
+
+
+def _is_round(config: StageConfig, cluster: Cluster, digits: int) -> bool:
+    hosts = config.submesh.hosts
+    zeros = max(0, hosts.bit_length() - digits)
+    return hosts % (1 << zeros) == 0 or cluster.groups[config.group].hosts % hosts == 0
+
+
+def _cover(sizes: set[int], devices: int, num_stages: int) -> bool:
+    """Whether so many stages of these sizes can have all devices."""
+    reached = 1  # bit n: n devices
+    for _ in range(num_stages):
+        reached = reduce(or_, (reached << size for size in sizes), 0) & ((2 << devices) - 1)
+    return bool(reached >> devices & 1)
+
+
+def _submeshes(configs: Sequence[StageConfig]) -> str:
+    found = sorted({(each.num_devices, str(each.submesh)) for each in configs})
+    return f"submeshes {', '.join(name for _, name in found)}"
+
+
+def _modes(configs: Sequence[StageConfig]) -> str:
+    found = dict.fromkeys(each.recompute for each in configs)
+    return f"recomputation {', '.join(found)}"
