@@ -172,11 +172,15 @@ def traffic_table(summary: ShardingSummary) -> Table:
     from rich.table import Table
 
     cost = summary.cost
+    said = (
+        f"compute {seconds_text(cost.compute_seconds)}",
+        f"communication {seconds_text(cost.communication_seconds)}",
+        f"peak memory {bytes_text(cost.peak_bytes)} on each device",
+    )
     table = Table(
         title="predicted collectives of one step",
-        caption=f"compute {seconds_text(cost.compute_seconds)}\ncommunication "
-        f"{seconds_text(cost.communication_seconds)}\npeak memory {bytes_text(cost.peak_bytes)} on "
-        "each device",
+        caption="\n".join(said),
+        min_width=max(map(len, said)),  # rich breaks captions at the width of the table
     )
     table.add_column("kind")
     table.add_column("axes")

@@ -47,10 +47,11 @@ def fewer_configs(
        group, and those with at most eight binary digits before the zeros, or seven, … or two, so
        that the next larger one is at most half as large again;
     2. submeshes of more than four times a stage's share of all devices, or less than a quarter of
-       it, where the number of stages is known and such stages can cover one host group;
+       it, where such stages can cover one host group; a layer's share where the number of stages is
+       not known, as there are no more stages than layers;
     3. recomputation in some layers of a stage."""
     kept, said = tuple(configs), dict[_Words, None]()
-    for keeps, words in _filters(configs, cluster, num_stages, stages_per_mesh):
+    for keeps, words in _filters(num_layers, configs, cluster, num_stages, stages_per_mesh):
         if number_of_candidates(num_layers, kept) <= MANY_CANDIDATES:
             break
         fewer = tuple(config for config in kept if keeps(config))
@@ -65,20 +66,25 @@ _Words = Callable[[Sequence[StageConfig]], str]
 
 
 def _filters(
-    configs: Sequence[StageConfig], cluster: Cluster, num_stages: int | None, stages_per_mesh: int
+    num_layers: int,
+    configs: Sequence[StageConfig],
+    cluster: Cluster,
+    num_stages: int | None,
+    stages_per_mesh: int,
 ) -> Iterator[tuple[_Keeps, _Words]]:
     """What to keep, the first condition first, and what to say of it."""
     for digits in range(_MOST_DIGITS, _FEWEST_DIGITS - 1, -1):
         yield partial(_is_round, cluster=cluster, digits=digits), _submeshes
-    if num_stages is not None and len(cluster.groups) == 1:
+    if len(cluster.groups) == 1:
         devices = stages_per_mesh * cluster.groups[0].num_devices
 
         def near(config: StageConfig) -> bool:
-            share = config.num_devices * num_stages
-            return devices <= _UNEVEN * share and share <= _UNEVEN * devices
+            most, least = num_stages or num_layers, num_stages or 1
+            size = config.num_devices
+            return devices <= _UNEVEN * most * size and least * size <= _UNEVEN * devices
 
         sizes = {each.num_devices for each in configs if near(each) and _is_round(each, cluster, 2)}
-        if _cover(sizes, devices, num_stages):
+        if num_stages is None or _cover(sizes, devices, num_stages):
             yield near, _submeshes
     yield (lambda config: config.recompute in MODES), _modes
 

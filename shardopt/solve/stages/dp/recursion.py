@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -142,17 +143,23 @@ def candidates_of(longest: np.ndarray) -> np.ndarray:
 
 def make_sizes(problem: StageProblem) -> tuple[Sizes, np.ndarray]:
     """The (host group, devices) of the configs, and for each config which of them it has, int64
-    `[C]`."""
+    `[C]`. Devices of a group count in units of which all its sizes are multiples."""
     from shardopt.solve.stages.dp.kernels import Sizes
 
-    strides = np.cumprod([1, *(count + 1 for count in problem.num_devices)])
     keys = [(config.group, config.num_devices) for config in problem.configs]
+    units = [
+        gcd(count, *(size for group, size in keys if group == number))
+        for number, count in enumerate(problem.num_devices)
+    ]
+    counts = np.array(problem.num_devices) // units
+    strides = np.cumprod([1, *(counts + 1)])
     # A config larger than its group gets size -1, which kernels skip. If all are, the sizes stay as
     # they are: their runs are empty, and the recursion then says that there is no cover.
     known = sorted({key for key in keys if key[1] <= problem.num_devices[key[0]]}) or sorted(
         set(keys)
     )
     group, devices = (np.array(column, dtype=np.int64) for column in zip(*known, strict=True))
-    run = (np.array(problem.num_devices)[group] + 1 - devices) * strides[group]
+    devices //= np.array(units)[group]
+    run = (counts[group] + 1 - devices) * strides[group]
     size_of = np.array([known.index(key) if key in known else -1 for key in keys])
     return Sizes(devices * strides[group], run, strides[group + 1], int(strides[-1]) - 1), size_of

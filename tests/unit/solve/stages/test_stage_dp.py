@@ -13,6 +13,7 @@ import pytest
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.stages.baselines.equal_layers import equal_layer_stages
 from shardopt.solve.stages.baselines.planner import PlannerInput
+from shardopt.solve.stages.dp.recursion import make_sizes
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
     InFlight,
@@ -25,7 +26,13 @@ from shardopt.solve.stages.stage_problem import (
     stage_memory_bytes,
 )
 from shardopt.support.errors import UserError
-from tests.unit.solve.stages.stage_problems import additive, all_plans, brute_force, random_problem
+from tests.unit.solve.stages.stage_problems import (
+    additive,
+    all_plans,
+    brute_force,
+    random_problem,
+    row,
+)
 
 # ---- hand-computed ----
 
@@ -74,6 +81,19 @@ def test_a_slow_transfer_is_a_station_of_the_pipeline() -> None:
 
 
 # ---- brute force ----
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 4), (2, 3)])
+def test_devices_count_in_units_of_all_sizes(sizes: tuple[int, ...]) -> None:
+    """Twelve times as many devices in submeshes twelve times as large make the recursion no
+    larger."""
+    few = additive([3, 1, 2, 2], sizes, 8, 6, 0.7)
+    many = replace(
+        few, configs=row(*(12 * size for size in sizes)), num_devices=(12 * few.num_devices[0],)
+    )
+    assert make_sizes(many)[0].full == make_sizes(few)[0].full == 8
+    assert solve_stages(many).stages == solve_stages(few).stages
+    assert solve_stages(many, 3).stages == solve_stages(few, 3).stages
 
 
 @pytest.mark.parametrize("block", range(8))
