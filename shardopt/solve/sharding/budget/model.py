@@ -30,9 +30,9 @@ from shardopt.solve.sharding.budget.rematerialization import (
     recipe,
     rematerialized,
 )
-from shardopt.solve.sharding.intra_op.lifetimes import Rematerialized
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+from shardopt.solve.sharding.intra_op.rematerialized import Rematerialized
 from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies
 
 # An operand of one operation: (operation, tensor).

@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from shardopt.graph.op_graph import Op
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.sharding.intra_op.lifetimes import Lifetime, Rematerialized
+from shardopt.solve.sharding.intra_op.lifetimes import Lifetime
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
+from shardopt.solve.sharding.intra_op.rematerialized import Rematerialized
 from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
 from shardopt.solve.sharding.kernels.fusion import CHEAP
 from shardopt.solve.sharding.strategies.strategies import Strategy

@@ -21,11 +21,10 @@ Beside these stand, while an operation runs, what it needs beside the values the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, islice
-from operator import itemgetter
+from itertools import islice
 
 import numpy as np
 
@@ -33,10 +32,11 @@ from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.graph.residency import MicrobatchLoop, Residency
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.intra_op.copies import TensorCopy
+from shardopt.solve.sharding.intra_op.further_microbatches import FurtherMicrobatches
 from shardopt.solve.sharding.intra_op.handed_on import HandedOn
-from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, local_bytes
+from shardopt.solve.sharding.intra_op.sharded_ops import local_bytes
 from shardopt.solve.sharding.kernels.execution_order import ExecutionOrder
-from shardopt.solve.sharding.strategies.strategies import Strategy, is_cheap_to_clone
+from shardopt.solve.sharding.strategies.strategies import is_cheap_to_clone
 
 # These change a part of their first operand.
 _UPDATES = frozenset({"dynamic_update_slice", "scatter"})
@@ -69,26 +69,6 @@ class Lifetime:
         if alone is None or sharding_of(self.tensor) == sharding_of(alone.other):
             return self.start, self.stop
         return alone.start, alone.stop
-
-
-@dataclass(frozen=True)
-class Rematerialized:
-    """A value that is dropped at position `gap[0]` and recomputed at `gap[1]`, before the first
-    of `readers`.
-
-    `chain` are the operations that are run a second time, the last of which makes `tensor`, and
-    `strategies` say how. `extended` are their operands that would otherwise be gone by then.
-    `scratch_bytes` a device holds beside the value while the chain runs; `seconds` of one
-    execution."""
-
-    tensor: int
-    chain: tuple[int, ...]
-    strategies: tuple[Strategy, ...]
-    readers: tuple[int, ...]
-    gap: tuple[int, int]
-    extended: tuple[int, ...]
-    scratch_bytes: int
-    seconds: float
 
 
 def is_in_place(graph: OpGraph, index: int, result: int, dies: Set[int]) -> bool:
@@ -369,12 +349,13 @@ class Lifetimes:
         loop = self.residency.loop
         if loop is None or max((loop.in_flight, *loop.of_group.values())) < 2:
             return
+        further = FurtherMicrobatches(loop, self.group_start, self.group_stop, self.loop_span)
         in_memory = dict.fromkeys(live.tensor for live in lives)
         for tensor in dict.fromkeys((*in_memory, *self.names)):
             first, others = tensor in in_memory, self.names.get(tensor, [])
             for name in (tensor, *others) if first else others:
                 readers = self.handed.direct_readers(name) if others else self.readers[name]
-                spans = self._further(self._joined_groups(name, readers, loop), loop)
+                spans = further.spans(self._joined_groups(name, readers, loop))
                 for start, stop, count in spans:
                     if first:
                         yield Lifetime(name, start, stop, count)
@@ -398,49 +379,6 @@ class Lifetimes:
         inside = ops and all(loop.start <= op < loop.stop for op in ops)
         return groups if inside and len(groups) > 1 else frozenset()
 
-    def _further(
-        self, groups: frozenset[int], loop: MicrobatchLoop
-    ) -> tuple[tuple[int, int, int], ...]:
-        """(from, to, for how many microbatches more than one) what these fragments hand on is
-        held."""
-        if not groups:
-            return ()
-        # One of them is in the order of operations already, as far as that has come.
-        usual = loop.in_flight_of(groups) - 1
-        begin, end = self.loop_span
-        spans, at = list[tuple[int, int, int]](), begin
-        for start, stop, count in self._while_others_run(groups, loop):
-            spans += [(at, start, usual), (start, stop, count)]
-            at = stop
-        return tuple(_merged((*spans, (at, end, usual))))
-
-    def _while_others_run(
-        self, groups: frozenset[int], loop: MicrobatchLoop
-    ) -> Iterator[tuple[int, int, int]]:
-        """The spans in which fragments of other stages of the mesh run, in order, and for how many
-        microbatches what these fragments hand on is held then, but for the one that is in the order
-        of operations."""
-        stages = {loop.stage_of[group] for group in groups if group in loop.stage_of}
-        first = min(self.group_start[group] for group in groups)
-        last = max(self.group_stop[group] for group in groups)
-        most, (begin, end) = loop.in_flight_of(groups), self.loop_span
-        for start, group in sorted((self.group_start.get(g, -1), g) for g in loop.stage_of):
-            stop = self.group_stop.get(group, 0)
-            if loop.stage_of[group] in stages or start < begin or stop > end:
-                continue
-            counts = (loop.beside.get((group, stage), most) for stage in stages)
-            count = max(counts, default=most)
-            is_between = first <= start and stop <= last
-            yield start, stop, max(0, count - is_between)
-
-
-def _merged(spans: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Spans that follow each other, as few as there can be, without those that count nothing."""
-    for count, each in groupby((span for span in spans if span[0] < span[1]), itemgetter(2)):
-        parts = list(each)
-        if count:
-            yield parts[0][0], parts[-1][1], count
-
 
 def live_bytes(
     graph: OpGraph,
@@ -461,53 +399,3 @@ def live_bytes(
         change[copy.start] += copy.bytes
         change[copy.stop] -= copy.bytes
     return np.cumsum(change[:-1])
-
-
-def with_gaps(
-    graph: OpGraph,
-    mesh: Mesh,
-    lives: Sequence[Lifetime],
-    shardings: Mapping[int, Sharding],
-    rematerialized: Sequence[Rematerialized],
-) -> tuple[tuple[Lifetime, ...], tuple[TensorCopy, ...]]:
-    """The lifetimes when values are dropped and recomputed, and what is held beside them to do
-    so."""
-    if not rematerialized:
-        return tuple(lives), ()
-    gaps = {remat.tensor: remat.gap for remat in rematerialized}
-    until: dict[int, int] = {}
-    scratch = []
-    for remat in rematerialized:
-        for tensor in remat.extended:
-            until[tensor] = max(until.get(tensor, 0), remat.gap[1] + 1)
-        at, op = remat.gap[1], remat.readers[0]
-        scratch.append(TensorCopy(remat.tensor, None, op, at, at + 1, remat.scratch_bytes))
-    pieces: list[Lifetime] = []
-    for live in lives:
-        live = replace(live, stop=max(live.stop, until.get(live.tensor, 0)))
-        begin, end = gaps.get(live.tensor, (live.stop, live.stop))
-        first = replace(live, stop=min(begin, live.stop))
-        pieces += [first] if live.start < begin or live.alone else []
-        last = Lifetime(live.tensor, max(live.start, end), live.stop, live.count)
-        pieces += [last] if end < live.stop else []
-    return tuple(pieces), tuple(scratch)
-
-
-def fresh_copies(
-    graph: OpGraph, strategies: Mapping[int, Strategy], rematerialized: Sequence[Rematerialized]
-) -> FreshCopies:
-    """Readers of values that are recomputed share no copies with those of the values before,
-    whichever of them stand first in the program."""
-    fresh = set[tuple[int, Sharding, int]]()
-    for remat in rematerialized:
-        first: dict[tuple[Sharding, bool], int] = {}
-        for reader in filter(strategies.__contains__, graph.consumers()[remat.tensor]):
-            wanted = strategies[reader].operands
-            for tensor, target in zip(graph.ops[reader].operands, wanted, strict=True):
-                if tensor == remat.tensor:
-                    first.setdefault((target, reader in remat.readers), reader)
-        for (target, is_late), reader in first.items():
-            late = first.get((target, True))
-            if is_late or (late is not None and late < reader):
-                fresh.add((remat.tensor, target, reader))
-    return frozenset(fresh)

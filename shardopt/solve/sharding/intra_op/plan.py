@@ -12,8 +12,8 @@ import numpy as np
 from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import of_step, total
 from shardopt.solve.sharding.intra_op.communication import Communication
-from shardopt.solve.sharding.intra_op.lifetimes import Rematerialized
 from shardopt.solve.sharding.intra_op.overlap import saved_seconds
+from shardopt.solve.sharding.intra_op.rematerialized import Rematerialized
 from shardopt.solve.sharding.intra_op.sharded_ops import ShardedOps
 
 

@@ -42,15 +42,9 @@ from shardopt.solve.sharding.intra_op.builder import ProblemBuilder, SharedReads
 from shardopt.solve.sharding.intra_op.communication import find_communication
 from shardopt.solve.sharding.intra_op.copies import copies_after_others, find_copies
 from shardopt.solve.sharding.intra_op.graph_kernels import GraphKernels
-from shardopt.solve.sharding.intra_op.lifetimes import (
-    Lifetime,
-    Lifetimes,
-    Rematerialized,
-    fresh_copies,
-    live_bytes,
-    with_gaps,
-)
+from shardopt.solve.sharding.intra_op.lifetimes import Lifetime, Lifetimes, live_bytes
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.rematerialized import Rematerialized, fresh_copies, with_gaps
 from shardopt.solve.sharding.intra_op.sharded_ops import (
     FreshCopies,
     ShardedOps,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from shardopt.graph.op_graph import MARKER, FactorRule, Op, OpGraph, Tensor
 from shardopt.graph.residency import Residency
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.sharding.intra_op.lifetimes import Rematerialized
+from shardopt.solve.sharding.intra_op.rematerialized import Rematerialized
 from shardopt.solve.sharding.intra_op.sharded_ops import FreshCopies, ShardedOps
 from shardopt.solve.sharding.strategies.strategies import Strategy, marker_strategy
 

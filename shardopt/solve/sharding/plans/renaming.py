@@ -9,8 +9,8 @@ from dataclasses import replace
 from shardopt.graph.op_graph import OpGraph
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.intra_op.communication import Communication
-from shardopt.solve.sharding.intra_op.lifetimes import Rematerialized
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.rematerialized import Rematerialized
 
 
 def renamed(

@@ -17,9 +17,9 @@ from shardopt.mesh.sharding_text import parse_sharding, sharding_text
 from shardopt.planfile.parts import PlannedCopy, PlannedRemat, PlannedShardings
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.intra_op.finished import finished
-from shardopt.solve.sharding.intra_op.lifetimes import Rematerialized
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.intra_op.rematerialized import Rematerialized
 from shardopt.solve.sharding.strategies.strategies import Strategy
 from shardopt.support.errors import UserError
 

@@ -22,9 +22,10 @@ from shardopt.solve.sharding.budget.rematerialization import (
     rematerialized,
 )
 from shardopt.solve.sharding.intra_op.finished import finished
-from shardopt.solve.sharding.intra_op.lifetimes import Rematerialized, live_bytes, with_gaps
+from shardopt.solve.sharding.intra_op.lifetimes import live_bytes
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.intra_op.rematerialized import Rematerialized, with_gaps
 from shardopt.solve.sharding.strategies.linear import find_linear
 from tests.unit.solve.sharding.op_graphs import CLUSTER, LINE, MESH, elementwise, f32, matmul, rule
 

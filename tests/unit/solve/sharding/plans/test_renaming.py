@@ -7,8 +7,8 @@ import numpy as np
 
 from shardopt.graph.op_graph import OpGraph
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.sharding.intra_op.lifetimes import Rematerialized
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op.rematerialized import Rematerialized
 from shardopt.solve.sharding.plans.renaming import renamed
 from shardopt.solve.sharding.strategies.strategies import marker_strategy
 from tests.unit.solve.sharding.op_graphs import LINE, elementwise, f32
