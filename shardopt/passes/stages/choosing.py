@@ -32,7 +32,7 @@ from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.candidates import CandidateProblem, check_number
 from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
 from shardopt.solve.stages.costs.recomputation import can_recompute
-from shardopt.solve.stages.fewer_configs import fewer_configs, number_of_candidates
+from shardopt.solve.stages.fewer_configs import FewerConfigs, fewer_configs, number_of_candidates
 from shardopt.solve.stages.search.costs_by_kind import costs_by_kind
 from shardopt.solve.stages.search.plan_file_stages import (
     candidate_filter,
@@ -176,8 +176,10 @@ class StageChooser:
                 f"inter-op={options.inter_op} has no use for any submesh that the "
                 "other options allow"
             )
-        if not self.file_stages:
-            configs = self._fewer(configs, step.num_layers, request.num_stages, program)
+        allowed = candidate_filter(self.file_stages, cluster)
+        if allowed is None:
+            fewer = self._fewer(configs, step.num_layers, request.num_stages, program)
+            configs, allowed = fewer.configs, fewer.allows if fewer.kept else None
         check_number(step.num_layers, configs)
         return CandidateProblem(
             step=step,
@@ -188,7 +190,7 @@ class StageChooser:
             num_stages=len(self.file_stages) or request.num_stages,
             memory_limit_bytes=tuple(limits),
             input_kinds=input_kinds,
-            allowed=candidate_filter(self.file_stages, cluster),
+            allowed=allowed,
             host_limit_bytes=tuple(map(host_memory_limit, cluster.groups)),
         )
 
@@ -198,7 +200,7 @@ class StageChooser:
         num_layers: int,
         num_stages: int | None,
         program: StepProgram,
-    ) -> tuple[StageConfig, ...]:
+    ) -> FewerConfigs:
         """As many as can be looked at; the user hears which."""
         per_mesh = self._kind().stages_per_mesh
         fewer = fewer_configs(num_layers, configs, self.cluster, num_stages, per_mesh)
@@ -210,7 +212,7 @@ class StageChooser:
                 f"those with {' and '.join(fewer.kept)} are looked at; options submesh and "
                 "recompute name others",
             )
-        return fewer.configs
+        return fewer
 
     def _offload_modes(self) -> tuple[str, ...]:
         """The option, or what the search may choose from; a plan file asks for some, too."""

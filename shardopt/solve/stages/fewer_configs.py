@@ -11,21 +11,30 @@ from operator import or_
 from shardopt.graph.recomputed_units import MODES
 from shardopt.hardware.cluster import Cluster
 from shardopt.solve.stages.stage_problem import StageConfig
+from shardopt.support.counts import counted
 
 # Intervals of layers on configs, beyond which some configs are left out. The search looks at each
 # of them in every round, and keeps a number of eight bytes in each of a dozen arrays.
 MANY_CANDIDATES = 20_000_000
 _MOST_DIGITS, _FEWEST_DIGITS = 8, 2
-# A stage that has its share of the devices four times over waits for all others.
+# A stage that has its share of the devices four times over waits for all others, and all others for
+# one with so many layers.
 _UNEVEN = 4
 
 
 @dataclass(frozen=True)
 class FewerConfigs:
-    """The configs that are looked at, and in words which these are; no words where they are all."""
+    """The configs that are looked at, with stages of at most `most_layers`, and in words which
+    these are; no words where they are all."""
 
     configs: tuple[StageConfig, ...]
+    most_layers: int
     kept: tuple[str, ...] = ()
+
+    def allows(self, start: int, end: int, config: StageConfig) -> bool:
+        """Whether layers [start, end) are looked at, on any of the configs."""
+        del config
+        return end - start <= self.most_layers
 
 
 def number_of_candidates(num_layers: int, configs: Sequence[StageConfig]) -> int:
@@ -49,7 +58,10 @@ def fewer_configs(
     2. submeshes of more than four times a stage's share of all devices, or less than a quarter of
        it, where such stages can cover one host group; a layer's share where the number of stages is
        not known, as there are no more stages than layers;
-    3. recomputation in some layers of a stage."""
+    3. recomputation in some layers of a stage.
+
+    Where something is left out, so are stages with more than four times their share of the
+    layers."""
     kept, said = tuple(configs), dict[_Words, None]()
     for keeps, words in _filters(num_layers, configs, cluster, num_stages, stages_per_mesh):
         if number_of_candidates(num_layers, kept) <= MANY_CANDIDATES:
@@ -58,7 +70,13 @@ def fewer_configs(
         if fewer and fewer != kept:
             kept = fewer
             said[words] = None
-    return FewerConfigs(kept, tuple(words(kept) for words in said))
+    if not said:
+        return FewerConfigs(kept, num_layers)
+    texts = [words(kept) for words in said]
+    most_layers = min(num_layers, -(-_UNEVEN * num_layers // (num_stages or 1)))
+    if most_layers < num_layers:
+        texts.append(f"at most {counted(most_layers, 'layer')}")
+    return FewerConfigs(kept, most_layers, tuple(texts))
 
 
 _Keeps = Callable[[StageConfig], bool]

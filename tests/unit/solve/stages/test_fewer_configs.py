@@ -38,7 +38,7 @@ def test_a_usual_cluster_keeps_all() -> None:
     cluster = load_cluster("a100-80g:64x8")
     configs = with_modes(cluster, 16)
     fewer = fewer_configs(16, configs, cluster, None)
-    assert fewer.configs == configs and not fewer.kept
+    assert fewer.configs == configs and not fewer.kept and fewer.most_layers == 16
 
 
 def test_a_known_number_of_stages_has_stages_near_their_share() -> None:
@@ -49,7 +49,9 @@ def test_a_known_number_of_stages_has_stages_near_their_share() -> None:
     assert {each.recompute for each in fewer.configs} == set(searched_modes(128))
     assert number_of_candidates(128, fewer.configs) <= MANY_CANDIDATES
     check_number(128, fewer.configs)
-    assert fewer.kept == ("submeshes 2x8, 3x8, 4x8, 6x8, 8x8, 12x8, 16x8, 24x8",)
+    sizes = "submeshes 2x8, 3x8, 4x8, 6x8, 8x8, 12x8, 16x8, 24x8"
+    assert fewer.kept == (sizes, "at most 8 layers")
+    assert fewer.allows(3, 11, configs[0]) and not fewer.allows(3, 12, configs[0])
 
 
 def test_any_number_of_stages_has_sizes_of_a_layer_and_more() -> None:
