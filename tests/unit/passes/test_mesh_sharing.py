@@ -13,10 +13,14 @@ from jaxlib.mlir import ir
 from shardopt.graph.op_graph import Op, OpGraph, Tensor
 from shardopt.graph.structure import structure_of
 from shardopt.ir.context import make_context
+from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.io import load_module, module_bytecode, module_text
-from shardopt.passes.sharding.decide.solving import MeshSolver, Request
+from shardopt.passes.sharding.decide import planning
+from shardopt.passes.sharding.decide.planning import MeshPlanner
+from shardopt.passes.sharding.decide.solving import MeshSolver, Request, Solved
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
+from shardopt.solve.sharding.budget.search import Fit
 
 STAGES = 5
 
@@ -58,11 +62,11 @@ def step(layers: Sequence[int], rows: int = 32, width: int = 16) -> str:
     )
 
 
-def staged(layers: Sequence[int]) -> bytes:
+def staged(layers: Sequence[int], stages: int = STAGES, microbatches: int = 4) -> bytes:
     """The step in stages of equally many layers."""
     options = (
-        f"num-microbatches=4 layers={len(layers)} delta=0.1 cluster=cpu-test:{STAGES}x2 "
-        f"num-stages={STAGES} submesh=1x2 logical-shape=1x2 inter-op=equal-layer batch-args=0 "
+        f"num-microbatches={microbatches} layers={len(layers)} delta=0.1 "
+        f"cluster=cpu-test:{stages}x2 num-stages={stages} submesh=1x2 logical-shape=1x2 inter-op=equal-layer batch-args=0 "
         "recompute=none"
     )
     with make_context() as context:
@@ -131,6 +135,63 @@ def test_updates_sorted_by_name_do_not_keep_stages_apart(alone: Callable[[], Non
     alone()
     assert shared == sharded(module, "")[0]
     assert kinds == 3
+
+
+@pytest.fixture(scope="module")
+def ten() -> bytes:
+    """The middle ones hold nine to two of 16 microbatches at once."""
+    return staged(range(10), stages=10, microbatches=16)
+
+
+@pytest.mark.parametrize(
+    ("budget", "most"), [("6KiB", 10), ("7KiB", 8), ("8KiB", 4), ("10KiB", 4), ("1MiB", 4)]
+)
+def test_plans_for_fewer_microbatches_in_flight_bound_those_for_more(
+    ten: bytes,
+    alone: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    budget: str,
+    most: int,
+) -> None:
+    """No mesh is planned worse than alone, all bounds hold, and bytes are those of the mesh itself.
+    Eight meshes look alike: two of them are searched where all their plans are equally long."""
+    found: list[list[Solved]] = []
+    searched: list[Fit] = []
+    plans, search = MeshPlanner.plans, planning.fit
+
+    def kept(self: MeshPlanner, graphs: Any) -> list[Solved]:
+        found.append(plans(self, graphs))
+        return found[-1]
+
+    def counted(*args: Any, **options: Any) -> Fit:
+        searched.append(search(*args, **options))
+        return searched[-1]
+
+    monkeypatch.setattr(MeshPlanner, "plans", kept)
+    monkeypatch.setattr(planning, "fit", counted)
+    sharded(ten, f"memory-budget={budget}")
+    assert len(searched) == most
+    alone()
+    sharded(ten, f"memory-budget={budget}")
+    assert len(searched) == most + 10
+    for shared, own in zip(*found, strict=True):
+        assert shared.plan is not None and own.plan is not None
+        solution, objective = shared.fit.solution, own.fit.solution.objective
+        assert solution.bound <= objective * (1 + 1e-9)
+        assert solution.objective <= objective * 1.001
+        if solution.choice == own.fit.solution.choice:
+            assert shared.plan.peak_bytes == own.plan.peak_bytes
+
+
+def test_too_little_memory_for_one_mesh_is_refused_alike(
+    ten: bytes, alone: Callable[[], None]
+) -> None:
+    with pytest.raises(DiagnosedError) as shared:
+        sharded(ten, "memory-budget=5KiB")
+    alone()
+    with pytest.raises(DiagnosedError) as each:
+        sharded(ten, "memory-budget=5KiB")
+    assert str(shared.value) == str(each.value)
 
 
 def pair(first: int, second: int, size: int = 4, group: int = 0) -> OpGraph:

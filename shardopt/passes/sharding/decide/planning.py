@@ -57,7 +57,8 @@ class MeshPlanner:
         explained = select_explained(graphs, self.options.explain)
         batch_args, methods = self.options.batch_args, [graph.method for graph in graphs]
         received = received_batches(methods, graphs, batch_args)
-        solver = MeshSolver(self.cluster, self.problem, self._solve, self._fit)
+        gap = self.options.search_limits.gap_tolerance
+        solver = MeshSolver(self.cluster, self.problem, self._solve, self._fit, gap)
         plan_file = load_plan_file(self.options.plan) if self.options.plan else PlanFile(VERSION)
         requests, known = [], list[tuple[PlannedShardings, int] | None]()
         for number, (graph, selected, batch) in enumerate(

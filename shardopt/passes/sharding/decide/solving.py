@@ -4,23 +4,25 @@ Two meshes look alike when they have the same shape and links, and their operati
 demanded of these and what a preset wants to know have the same structure. Then the solution of the
 first, with its tensors renamed, is that of the second. How many microbatches a stage holds at once
 may differ: the solution without memory is shared all the same, and only where it does not fit is
-the search within the limit done again for each such number, from the plan that holds the next
-larger number."""
+the search within the limit done again, from the plan that holds the next larger number. Where the
+plans for two such numbers take equally long, no search is done for those between: the plan for the
+larger number fits there too, and what bounds the one for the smaller number bounds all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from shardopt.extract.mesh_graphs import MeshGraph
+from shardopt.graph.residency import MicrobatchLoop
 from shardopt.graph.structure import Structure, structure_of
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.topology import group_placement
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.assignment.problem import Solution
-from shardopt.solve.sharding.budget.search import Fit
+from shardopt.solve.sharding.budget.search import Fit, is_as_short, taken_over
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 from shardopt.solve.sharding.plans.renaming import renamed
@@ -34,6 +36,8 @@ from shardopt.support.progress import progress
 Build = Callable[[MeshGraph, Constraints, Mapping[int, int], StrategyTables], IntraOpProblem]
 Solve = Callable[[IntraOpProblem], Solution]
 FitWithin = Callable[[IntraOpProblem, Solution, Sequence[int]], Fit]
+# Microbatches in flight, as far as they matter for the memory: none of a mesh without a loop.
+InFlight = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,20 +67,32 @@ class Request:
 
 @dataclass(eq=False)
 class _Kind:
-    """The first of the meshes that look alike; `relaxed` is the solution without memory."""
+    """The first of the meshes that look alike; `relaxed` is the solution without memory. `loops`
+    are those of all such meshes that are known of."""
 
     graph: MeshGraph
     structure: Structure | None  # none of a mesh that is planned alone
     problem: IntraOpProblem
     relaxed: Solution | None = None
-    fits: dict[tuple[int, ...], Fit] = field(default_factory=dict)  # by microbatches in flight
+    loops: dict[InFlight, MicrobatchLoop | None] = field(default_factory=dict)
+    fits: dict[InFlight, Fit] = field(default_factory=dict)
+
+    def problem_with(self, in_flight: InFlight) -> IntraOpProblem:
+        """The problem with so many microbatches in flight."""
+        residency = self.graph.residency
+        if self.loops[in_flight] == residency.loop:
+            return self.problem
+        return self.problem.with_residency(replace(residency, loop=self.loops[in_flight]))
 
 
 class MeshSolver:
-    """Solves one mesh after another."""
+    """Solves one mesh after another. Plans are as long as others within the share `gap`."""
 
-    def __init__(self, cluster: Cluster, build: Build, solve: Solve, fit: FitWithin) -> None:
+    def __init__(
+        self, cluster: Cluster, build: Build, solve: Solve, fit: FitWithin, gap: float
+    ) -> None:
         self.cluster, self.build, self.solve, self.fit = cluster, build, solve, fit
+        self.gap = gap
         self._kinds: dict[Hashable, _Kind] = {}
         self._kind_of: dict[Request, tuple[_Kind, Structure | None]] = {}
         self._strategies: dict[Hashable, StrategyTables] = {}
@@ -104,6 +120,9 @@ class MeshSolver:
         """What a mesh looks like, and its own structure."""
         if request not in self._kind_of:
             self._kind_of[request] = self._find_kind(request)
+            kind = self._kind_of[request][0]
+            loop = request.graph.residency.loop
+            kind.loops.setdefault(_in_flight(loop), loop)
         return self._kind_of[request]
 
     def _find_kind(self, request: Request) -> tuple[_Kind, Structure | None]:
@@ -129,25 +148,10 @@ class MeshSolver:
         kind, structure = self._kind(request)
         if kind.relaxed is None:
             kind.relaxed = self.solve(kind.problem)
-        loop = graph.residency.loop
-        in_flight = (
-            ()
-            if loop is None
-            else (
-                loop.in_flight,
-                *(count for _, count in sorted(loop.of_group.items())),
-                *(count for _, count in sorted(loop.beside.items())),
-            )
-        )
-        residency = replace(kind.graph.residency, loop=loop)
-        problem = kind.problem if kind.graph is graph else kind.problem.with_residency(residency)
+        in_flight = _in_flight(graph.residency.loop)
+        problem = kind.problem_with(in_flight)
         if in_flight not in kind.fits:
-            # What fits with more microbatches in flight fits with fewer.
-            larger = min(
-                (counts for counts in kind.fits if _at_least(counts, in_flight)), default=None
-            )
-            start = () if larger is None else kind.fits[larger].solution.choice
-            kind.fits[in_flight] = self.fit(problem, kind.relaxed, start)
+            self._fit_all(kind, in_flight)
         fit = kind.fits[in_flight]
         if kind.graph is graph:
             own = {op: op for op in range(len(graph.graph.ops))}
@@ -159,6 +163,54 @@ class MeshSolver:
         ops = dict(zip(kind.structure.ops, structure.ops, strict=True))
         plan = renamed(fit.plan, graph.graph, graph.mesh, tensors, ops)
         return Solved(problem, fit, plan, kind.graph, {op: first for first, op in ops.items()})
+
+    def _fit_all(self, kind: _Kind, wanted: InFlight) -> None:
+        """Find the plans of a kind for all numbers of microbatches in flight, from the largest to
+        the smallest where they can be put so in order; else for those that are wanted alone."""
+        falling = sorted(kind.loops.keys() - kind.fits.keys() | {wanted}, reverse=True)
+        if kind.fits or not all(_at_least(*pair) for pair in pairwise(falling)):
+            falling = [wanted]
+        for ends in dict.fromkeys((0, len(falling) - 1)):
+            if self._fit_one(kind, falling[ends]).plan is None:
+                # The error is told of the first mesh that asks.
+                if falling[ends] != wanted:
+                    self._fit_one(kind, wanted)
+                return
+        self._fit_between(kind, falling)
+
+    def _fit_one(self, kind: _Kind, in_flight: InFlight) -> Fit:
+        # What fits with more microbatches in flight fits with fewer.
+        larger = min((counts for counts in kind.fits if _at_least(counts, in_flight)), default=None)
+        start = () if larger is None else kind.fits[larger].solution.choice
+        assert kind.relaxed is not None
+        fit = self.fit(kind.problem_with(in_flight), kind.relaxed, start)
+        kind.fits[in_flight] = fit
+        return fit
+
+    def _fit_between(self, kind: _Kind, falling: Sequence[InFlight]) -> None:
+        """Those between the first and the last, which are known."""
+        inner = falling[1:-1]
+        if not inner:
+            return
+        most, fewest = kind.fits[falling[0]], kind.fits[falling[-1]]
+        if is_as_short(most, fewest, self.gap):
+            for in_flight in inner:
+                kind.fits[in_flight] = taken_over(kind.problem_with(in_flight), most, fewest)
+            return
+        middle = len(falling) // 2
+        self._fit_one(kind, falling[middle])
+        self._fit_between(kind, falling[: middle + 1])
+        self._fit_between(kind, falling[middle:])
+
+
+def _in_flight(loop: MicrobatchLoop | None) -> InFlight:
+    if loop is None:
+        return ()
+    return (
+        loop.in_flight,
+        *(count for _, count in sorted(loop.of_group.items())),
+        *(count for _, count in sorted(loop.beside.items())),
+    )
 
 
 def _at_least(counts: tuple[int, ...], others: tuple[int, ...]) -> bool:

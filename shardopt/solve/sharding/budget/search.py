@@ -50,7 +50,7 @@ from shardopt.solve.sharding.budget.operand_copies import copies_at_excess, coun
 from shardopt.solve.sharding.budget.priced_memory import PricedSearch
 from shardopt.solve.sharding.budget.rematerialization import find_candidates
 from shardopt.solve.sharding.budget.start import greedy_start
-from shardopt.solve.sharding.intra_op.finished import finished
+from shardopt.solve.sharding.intra_op.finished import finished, recounted
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem
 
@@ -126,6 +126,24 @@ def fit(
         overlooked or Overlooked(),
     ).run()
     return found if found.plan is None else replace(found, plan=finished(problem, found.plan))
+
+
+def is_as_short(fit: Fit, other: Fit, gap: float) -> bool:
+    """Whether both have plans, and the first takes no longer than the other, but for this share."""
+    if fit.plan is None or other.plan is None:
+        return False
+    return fit.solution.objective <= other.solution.objective * (1 + max(gap, OPTIMAL_GAP))
+
+
+def taken_over(problem: IntraOpProblem, larger: Fit, smaller: Fit) -> Fit:
+    """The plan of `larger`, which holds more microbatches at once than this problem wants, as a
+    plan of this one; what bounds `smaller`, which holds fewer, bounds it."""
+    assert larger.plan is not None, "of the larger fit a plan is known"
+    bound = min(smaller.solution.bound, larger.solution.objective)
+    gap = relative_gap(larger.solution.objective, bound)
+    status: Status = "optimal" if gap <= OPTIMAL_GAP else "feasible"
+    solution = replace(larger.solution, bound=bound, gap=gap, status=status)
+    return replace(larger, solution=solution, plan=recounted(problem, larger.plan))
 
 
 def _dearer(solution: Solution, objective: float) -> Solution:

@@ -65,8 +65,12 @@ def account(problem: IntraOpProblem, plan: IntraOpPlan) -> Account:
 def finished(problem: IntraOpProblem, plan: IntraOpPlan) -> IntraOpPlan:
     """The plan with the bytes of its program: at each operation the most that is held while that,
     or what was made for it, runs."""
-    if _is_as_it_was(problem, plan):
-        return plan
+    return plan if _is_as_it_was(problem, plan) else recounted(problem, plan)
+
+
+def recounted(problem: IntraOpProblem, plan: IntraOpPlan) -> IntraOpPlan:
+    """The same of a plan whose bytes were counted for another problem of these operations, which
+    holds other numbers of microbatches at once."""
     counted = account(problem, plan)
     most = dict.fromkeys(problem.order, 0)
     for op, size in zip(counted.order, counted.live_bytes.tolist(), strict=True):
