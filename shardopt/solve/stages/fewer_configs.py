@@ -56,18 +56,19 @@ def fewer_configs(
        group, and those with at most eight binary digits before the zeros, or seven, … or two, so
        that the next larger one is at most half as large again;
     2. submeshes of more than four times a stage's share of all devices, or less than a quarter of
-       it, where such stages can cover one host group; a layer's share where the number of stages is
-       not known, as there are no more stages than layers;
+       it, in one host group; a layer's share where the number of stages is not known, as there are
+       no more stages than layers;
     3. recomputation in some layers of a stage.
 
-    Where something is left out, so are stages with more than four times their share of the
-    layers."""
+    Nothing is left out without which the number of stages could not cover the host group.
+    Where something is left out, so are stages of more than four times their share of layers."""
     kept, said = tuple(configs), dict[_Words, None]()
-    for keeps, words in _filters(num_layers, configs, cluster, num_stages, stages_per_mesh):
+    total = tuple(stages_per_mesh * group.num_devices for group in cluster.groups)
+    for keeps, words in _filters(num_layers, cluster, total, num_stages):
         if number_of_candidates(num_layers, kept) <= MANY_CANDIDATES:
             break
         fewer = tuple(config for config in kept if keeps(config))
-        if fewer and fewer != kept:
+        if fewer and fewer != kept and _still_cover(fewer, total, num_stages):
             kept = fewer
             said[words] = None
     if not said:
@@ -84,26 +85,20 @@ _Words = Callable[[Sequence[StageConfig]], str]
 
 
 def _filters(
-    num_layers: int,
-    configs: Sequence[StageConfig],
-    cluster: Cluster,
-    num_stages: int | None,
-    stages_per_mesh: int,
+    num_layers: int, cluster: Cluster, total: Sequence[int], num_stages: int | None
 ) -> Iterator[tuple[_Keeps, _Words]]:
     """What to keep, the first condition first, and what to say of it."""
     for digits in range(_MOST_DIGITS, _FEWEST_DIGITS - 1, -1):
         yield partial(_is_round, cluster=cluster, digits=digits), _submeshes
-    if len(cluster.groups) == 1:
-        devices = stages_per_mesh * cluster.groups[0].num_devices
+    if len(total) == 1:
+        [devices] = total
 
         def near(config: StageConfig) -> bool:
             most, least = num_stages or num_layers, num_stages or 1
             size = config.num_devices
             return devices <= _UNEVEN * most * size and least * size <= _UNEVEN * devices
 
-        sizes = {each.num_devices for each in configs if near(each) and _is_round(each, cluster, 2)}
-        if num_stages is None or _cover(sizes, devices, num_stages):
-            yield near, _submeshes
+        yield near, _submeshes
     yield (lambda config: config.recompute in MODES), _modes
 
 
@@ -111,6 +106,16 @@ def _is_round(config: StageConfig, cluster: Cluster, digits: int) -> bool:
     hosts = config.submesh.hosts
     zeros = max(0, hosts.bit_length() - digits)
     return hosts % (1 << zeros) == 0 or cluster.groups[config.group].hosts % hosts == 0
+
+
+def _still_cover(
+    configs: Sequence[StageConfig], total: Sequence[int], num_stages: int | None
+) -> bool:
+    """Whether so many stages can have all devices of the only host group; of several groups, or
+    with any number of stages, the submeshes that are kept can."""
+    if num_stages is None or len(total) > 1:
+        return True
+    return _cover({config.num_devices for config in configs}, total[0], num_stages)
 
 
 def _cover(sizes: set[int], devices: int, num_stages: int) -> bool:

@@ -63,7 +63,7 @@ def test_a_search_of_stages_says_where_it_ends_early(
 def test_a_search_of_too_many_stages_says_at_which_it_looks(
     monkeypatch: pytest.MonkeyPatch, most: int | None
 ) -> None:
-    """Of one to seven hosts, five are no round number."""
+    """Of one to seven hosts, five is no round number."""
     if most is not None:
         monkeypatch.setattr(fewer_configs, "MANY_CANDIDATES", most)
     text = (LIT / "passes" / "choose-stages.mlir").read_text("utf-8")

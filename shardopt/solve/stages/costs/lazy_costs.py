@@ -167,24 +167,21 @@ class LazyStageCosts:
         """The plan whose stages recompute nothing where that takes no longer: where the search
         ended because no plan is shorter, one may be as long."""
         problem = self.arrays.stage_problem(in_flight_of)
+        place_of = {config: place for place, config in enumerate(problem.configs)}
         for number, (start, stop, config) in enumerate(best.stages):
-            plain = replace(problem.configs[config], recompute="none")
-            if plain == problem.configs[config] or plain not in problem.configs:
+            plain = place_of.get(replace(problem.configs[config], recompute="none"), config)
+            if plain == config:
                 continue
-            stage = start, stop, problem.configs.index(plain)
+            stage = start, stop, plain
             stages = (*best.stages[:number], stage, *best.stages[number + 1 :])
             is_spent = best.status == "feasible" and self._pending(stages)
-            if is_spent or not self._is_as_short(stages, best, in_flight_of):
+            if is_spent or not _is_as_short(problem, stages, best):
                 continue
             self.complete(stages)
-            if self._is_as_short(stages, best, in_flight_of):
-                plan = evaluate(self.arrays.stage_problem(in_flight_of), stages)
-                best = replace(plan, bound=best.bound, status=best.status)
+            problem = self.arrays.stage_problem(in_flight_of)
+            if _is_as_short(problem, stages, best):
+                best = replace(evaluate(problem, stages), bound=best.bound, status=best.status)
         return best
-
-    def _is_as_short(self, stages: Stages, best: StageSolution, in_flight_of: InFlight) -> bool:
-        problem = self.arrays.stage_problem(in_flight_of)
-        return is_plan(problem, stages) and evaluate(problem, stages).seconds <= best.seconds
 
     def _nearly_fitting(
         self, best: StageSolution, in_flight_of: InFlight, planner: Planner
@@ -359,3 +356,7 @@ class LazyStageCosts:
 def _bound_of(plan: StageSolution) -> float:
     """The lower bound that a planner proves, or that of one which has none: what it finds best."""
     return plan.seconds if np.isnan(plan.bound) else plan.bound
+
+
+def _is_as_short(problem: StageProblem, stages: Stages, best: StageSolution) -> bool:
+    return is_plan(problem, stages) and evaluate(problem, stages).seconds <= best.seconds

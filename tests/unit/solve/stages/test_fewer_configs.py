@@ -116,5 +116,9 @@ def test_stages_near_their_share_have_to_cover_the_cluster(
     cluster = load_cluster("a100-80g:12x1")
     wide = tuple(each for each in stage_configs(cluster) if each.num_devices in (8, 12))
     assert {each.num_devices for each in fewer_configs(4, wide, cluster, 5).configs} == {8, 12}
+    # Two stages of 389 hosts, a prime number, could not be of at most two binary digits each.
+    prime = load_cluster("a100-80g:389x1")
+    sizes = {each.num_devices for each in fewer_configs(4, stage_configs(prime), prime, 2).configs}
+    assert any(389 - size in sizes for size in sizes)
     every = stage_configs(cluster)
     assert hosts_of(fewer_configs(4, every, cluster, 5).configs, 1) == [1, 2, 3, 4, 6, 8]
