@@ -1,8 +1,8 @@
 """Element types: the MLIR spelling and the numpy name of each, `bf16` <-> `bfloat16`, `ui32` <->
 `uint32`.
 
-Names of the eight-bit and sixteen-bit floats that numpy lacks are those of `ml_dtypes`;
-`numpy_dtype` resolves both."""
+Names of types that numpy lacks, such as floats of eight bits and integers of four, are those of
+`ml_dtypes`; `numpy_dtype` resolves both."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _SPECIAL = {
     "f64": "float64",
     "complex<f32>": "complex64",
     "complex<f64>": "complex128",
+    "f4E2M1FN": "float4_e2m1fn",
     "f8E3M4": "float8_e3m4",
     "f8E4M3": "float8_e4m3",
     "f8E4M3FN": "float8_e4m3fn",
@@ -28,10 +29,11 @@ _SPECIAL = {
     "f8E5M2FNUZ": "float8_e5m2fnuz",
     "f8E8M0FNU": "float8_e8m0fnu",
 }
+# Those of two and four bits take a byte each in numpy.
 _INTEGERS = {
     f"{mlir}{bits}": f"{name}{bits}"
     for mlir, name in (("i", "int"), ("ui", "uint"))
-    for bits in (8, 16, 32, 64)
+    for bits in (2, 4, 8, 16, 32, 64)
 }
 
 NUMPY_NAMES = MappingProxyType({**_SPECIAL, **_INTEGERS})
@@ -39,7 +41,7 @@ MLIR_NAMES = MappingProxyType({name: mlir for mlir, name in NUMPY_NAMES.items()}
 
 
 def numpy_name(mlir_element_type: str) -> str:
-    """`bf16` -> `bfloat16`. Raises ValueError for an element type that no buffer can hold (`i4`,
+    """`bf16` -> `bfloat16`. Raises ValueError for an element type that no buffer can hold (`i7`,
     `index`, …)."""
     if mlir_element_type not in NUMPY_NAMES:
         raise ValueError(

@@ -215,6 +215,22 @@ def test_typed_keys_go_in_and_come_out(mlp: Any) -> None:
     assert_same(state[0], expected[0])
 
 
+def test_integers_of_four_bits_are_state() -> None:
+    def step(codes: Any, x: jax.Array) -> Any:
+        for code in codes:
+            x = jnp.tanh(x @ (code.astype(x.dtype) / 8))
+        return [code ^ 1 for code in codes], x
+
+    codes = expected = [
+        jax.random.randint(jax.random.key(k), (16, 16), -8, 8).astype(jnp.int4) for k in range(2)
+    ]
+    x = jax.random.normal(jax.random.key(2), (8, 16))
+    with shardopt.parallelize(step, donate_argnums=0, **PIPELINE) as parallel:
+        for _ in range(2):
+            (codes, result), (expected, wanted) = parallel(codes, x), jax.jit(step)(expected, x)
+            assert_same((codes, result), (expected, wanted))
+
+
 def test_plan_needs_no_arrays_and_starts_nothing(mlp: Any) -> None:
     step = shardopt.parallelize(mlp_step, donate_argnums=0, **PIPELINE)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), mlp)

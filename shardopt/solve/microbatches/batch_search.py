@@ -3,8 +3,9 @@
 Rows that meet are of one *family*: the inputs and labels of a step, say, or the features of a layer
 with a dimension of its weights. The batch is a family
 
-* that the step does a large part of its work along, that no table lookup picks from, and that the
-  step does not accumulate over in parts itself;
+* that the step does a large part of its work along, or some where its rows are never mixed and
+  state is known, that no table lookup picks from, and that the step does not accumulate over in
+  parts itself;
 * of which the pieces of state agree: each result that replaces one has its rows (caches), or none
   does (weights, whose gradients are sums over the batch). Where no state is known, that holds for
   all results;
@@ -136,11 +137,13 @@ def _search(graph: OpGraph, step: StepInputs, reader: _Reader) -> BatchSearch:
     single = _single_rows(graph, step)
     fitting = [] if _is_single(graph, step, single) else _fitting(graph, step, families)
     largest = max((family.share for family in families if family.agreed), default=0.0)
-    for possible in _agreeing(fitting), [each for each in fitting if _keeps_first(each, step)]:
+    agreeing = _agreeing(fitting)
+    for possible in agreeing, [each for each in fitting if _keeps_first(each, step)]:
         large = [family for family in possible if family.share >= _LARGE_SHARE * largest]
         if large:
             return _choose(possible, large, families, step)
-    return BatchSearch(single, families)
+    apart = [family for family in agreeing if _is_apart(family, step)]
+    return _choose(agreeing, apart, families, step) if apart else BatchSearch(single, families)
 
 
 def _choose(
@@ -192,6 +195,12 @@ def _keeps_first(family: Family, step: StepInputs) -> bool:
     if family.mixed or not family.inputs:
         return False
     return family.whole_state if step.replaced else family.leading and family.leads_results
+
+
+def _is_apart(family: Family, step: StepInputs) -> bool:
+    """Whether the rows of inputs are told from weights although most of the work is not done along
+    them: that of an optimizer which multiplies matrices, or of rows that the step makes itself."""
+    return bool(step.replaced and family.inputs) and family.leading and not family.mixed
 
 
 def _brought(step: StepInputs) -> list[int]:

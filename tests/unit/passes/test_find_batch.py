@@ -242,6 +242,35 @@ def adapted(p: Any, base: Any, x: jax.Array, y: jax.Array) -> Any:
     return trained(loss, p)
 
 
+def residual(p: Any, x: jax.Array) -> jax.Array:
+    """All layers have one width, so that all weights have the features."""
+    for w in p:
+        x = x + jnp.tanh(x @ w)
+    return x
+
+
+def orthogonal(p: Any, x: jax.Array, y: jax.Array) -> Any:
+    """SGD along orthogonal matrices: most of the work is that of the optimizer."""
+
+    def root(g: jax.Array) -> jax.Array:
+        g = g / jnp.linalg.norm(g)
+        return jax.lax.fori_loop(0, 3, lambda _, g: 1.5 * g - 0.5 * g @ g.T @ g, g)
+
+    grads = jax.grad(lambda p: jnp.mean((residual(p, x) - y) ** 2))(p)
+    return jax.tree.map(lambda w, g: w - root(g), p, grads)
+
+
+def generated(p: Any, q: Any, real: jax.Array, key: jax.Array) -> Any:
+    """A small critic beside a generator of noise that the step makes."""
+    noise = jax.random.normal(key, real.shape)
+
+    def distance(p: Any, q: Any) -> jax.Array:
+        return jnp.mean(residual(q, real) ** 2 - residual(q, residual(p, noise)) ** 2)
+
+    by_p, by_q = jax.grad(distance, argnums=(0, 1))(p, q)
+    return jax.tree.map(lambda w, g: w - g, (p, q), (by_p, by_q))
+
+
 X, Y = shape(ROWS, 4), shape(ROWS, 3)
 MLP = mlp_params(4, 8, 3)
 BOTH = {"x": 0, "y": 0}
@@ -314,6 +343,15 @@ CASES: Mapping[str, tuple[Step, tuple[Any, ...], tuple[int, ...], dict[str, int]
         (MLP, MLP, X, numbers(ROWS), shape(ROWS), X),
         (0,),
         dict.fromkeys(("seen", "action", "reward", "then"), 0),
+    ),
+    "an optimizer of more work": (
+        orthogonal, ([shape(16, 16)] * 2, shape(ROWS, 16), shape(ROWS, 16)), (0,), BOTH,
+    ),
+    "noise of more work": (
+        generated,
+        ([shape(16, 16)] * 4, [shape(16, 16)], shape(ROWS, 16), shape(2, dtype=jnp.uint32)),
+        (0, 1),
+        {"real": 0},
     ),
     "one row": (mlp, (MLP, shape(1, 4)), (), {"x": 0}),
 }  # fmt: skip
