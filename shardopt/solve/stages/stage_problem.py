@@ -31,6 +31,10 @@ ModelHomes = Callable[[int], tuple[int, ...]]
 # plans most like the simulator (`benchmarks.schedule.shared_meshes`).
 LONGEST_SHARE = 0.1
 
+# Of a stage's seconds that it computes forward, where nothing is known of it: a backward takes
+# twice as long.
+USUAL_FORWARD_SHARE = 1 / 3
+
 
 class Copies(NamedTuple):
     """How often a stage holds what it keeps for the backward, and how many older versions of its
@@ -99,8 +103,9 @@ class StageProblem:
     indexed by first layer, layer after the last, and config; `seconds` is inf where a stage is
     infeasible, and entries with end <= start are not read. Seconds and activations are those of one
     microbatch, `seconds` forward and backward, `forward_seconds` its share up to the last forward
-    operation; bytes are per device. `num_devices` and `memory_bytes` (of a device) have one entry
-    for each host group. A plan uses all devices of all groups.
+    operation, nan where it is not known and `forward_share` of the seconds is likely; bytes are per
+    device. `num_devices` and `memory_bytes` (of a device) have one entry for each host group. A
+    plan uses all devices of all groups.
 
     `transfer_seconds`, `[2, L + 1]`: seconds of one microbatch over the cut before layer j,
     forwards and backwards. `stages_per_mesh`: if more than 1, a plan uses every device in so many
@@ -129,6 +134,7 @@ class StageProblem:
     weight_ages: Callable[[int], tuple[int, ...]] | None = None
     weight_bytes: np.ndarray | None = None
     homes: ModelHomes | None = None
+    forward_share: float = USUAL_FORWARD_SHARE
 
     def __post_init__(self) -> None:
         shape = (self.num_layers + 1, self.num_layers + 1, len(self.configs))
@@ -163,6 +169,14 @@ class StageProblem:
     def most_stages(self) -> int:
         """A stage needs a layer and a device."""
         return min(self.num_layers, self.total_devices)
+
+    def likely_forward_seconds(self, stage: tuple[int, int, int]) -> float:
+        """Those of a stage, as far as is known: all seconds of a last one, which runs as one
+        fragment, and the usual share of others."""
+        known, whole = float(self.forward_seconds[stage]), float(self.seconds[stage])
+        if not np.isnan(known):
+            return min(known, whole)
+        return whole if stage[1] == self.num_layers else self.forward_share * whole
 
     def cut_seconds(self) -> np.ndarray:
         """Transfer before each layer, `[2, L + 1]`: what it adds to the sum, and as a slot of

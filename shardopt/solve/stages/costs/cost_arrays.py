@@ -37,10 +37,14 @@ from shardopt.solve.stages.costs.preset_sharder import PresetSharder, StepInputK
 from shardopt.solve.stages.costs.recomputation import recompute_forward
 from shardopt.solve.stages.costs.sharders import Memory, Method, OptimalSharder
 from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
-from shardopt.solve.stages.stage_problem import InFlight, StageConfig, StageProblem
+from shardopt.solve.stages.stage_problem import (
+    USUAL_FORWARD_SHARE,
+    InFlight,
+    StageConfig,
+    StageProblem,
+)
 
 ROOFLINE, LAYERS, SECONDS, MEMORY = range(4)  # what is known of an entry
-_FORWARD_SHARE = 1 / 3  # of a stage's seconds, where nothing is known yet
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class CostArrays:
         problem = self.problem
         self.candidates = self._once()
         self.level = np.full(self.candidates.shape, ROOFLINE, dtype=np.int8)
-        self.forward_seconds = np.zeros(self.candidates.shape)
+        self.forward_seconds = np.full(self.candidates.shape, np.nan)
         if like is None:
             self.layers = LayerBounds(problem, self.meshes, self.cost_cache)
         else:
@@ -105,6 +109,7 @@ class CostArrays:
         # Of a device on its host, where something is: all step long, and for every microbatch in
         # flight.
         self._host_bytes: dict[Candidate, tuple[int, int]] = {}
+        self._known_forwards: dict[Candidate, None] = {}
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -122,6 +127,8 @@ class CostArrays:
         return tuple(known[method] for method in methods)
 
     def stage_problem(self, in_flight_of: InFlight) -> StageProblem:
+        """What is known now. Its arrays are these arrays, so it holds until more is found out: with
+        thousands of devices a copy takes longer than to plan with it."""
         problem = self.problem
         limits = problem.memory_limit_bytes or (None,) * len(problem.cluster.groups)
         return StageProblem(
@@ -130,42 +137,43 @@ class CostArrays:
             num_devices=tuple(group.num_devices for group in problem.cluster.groups),
             num_microbatches=problem.num_microbatches,
             seconds=self._within_hosts(in_flight_of),
-            forward_seconds=self._likely_forward_seconds(),
-            fixed_bytes=self.fixed_bytes.copy(),
-            activation_bytes=self.activation_bytes.copy(),
+            forward_seconds=self.forward_seconds,
+            forward_share=self._usual_forward_share(),
+            fixed_bytes=self.fixed_bytes,
+            activation_bytes=self.activation_bytes,
             memory_bytes=tuple(np.inf if limit is None else float(limit) for limit in limits),
             transfer_seconds=self._cut_seconds,
             in_flight=in_flight_of,
             stages_per_mesh=problem.stages_per_mesh,
-            outside_bytes=self.outside_bytes.copy(),
+            outside_bytes=self.outside_bytes,
             least_bytes=self.least_bytes,
             weight_ages=problem.weight_ages,
-            weight_bytes=None if self.weight_bytes is None else self.weight_bytes.copy(),
+            weight_bytes=self.weight_bytes,
             homes=problem.homes,
         )
 
     def _within_hosts(self, in_flight_of: InFlight) -> np.ndarray:
         """The seconds, inf where a stage lays more on its hosts than there is room, with as many
         stages as there can be."""
-        seconds, problem = self.seconds.copy(), self.problem
+        problem, exceeding = self.problem, list[Candidate]()
         limits = problem.host_limit_bytes or (None,) * len(problem.cluster.groups)
         for (start, end, c), (all_step, waiting) in self._host_bytes.items():
             limit, behind = limits[problem.configs[c].group], problem.num_layers - end
             most = in_flight_of(1 + behind, start + 1 + behind, problem.num_microbatches)
             if limit is not None and all_step + most * waiting > limit:
-                seconds[start, end, c] = np.inf
+                exceeding.append((start, end, c))
+        if not exceeding:
+            return self.seconds
+        seconds = self.seconds.copy()
+        seconds[tuple(np.array(exceeding).T)] = np.inf
         return seconds
 
-    def _likely_forward_seconds(self) -> np.ndarray:
-        """Where seconds are not exact, the usual share of them; all of them in last stages, which
-        run as one fragment."""
-        whole = self.candidates & (self.level >= SECONDS) & np.isfinite(self.seconds)
-        whole[:, -1] = False
-        shares = self.forward_seconds[whole] / self.seconds[whole]
-        share = np.full(self.seconds.shape[1], np.median(shares) if shares.size else _FORWARD_SHARE)
-        share[-1] = 1.0
-        likely = np.where(np.isfinite(self.seconds), self.seconds, 0.0) * share[:, None]
-        return np.where(self.level >= SECONDS, self.forward_seconds, likely)
+    def _usual_forward_share(self) -> float:
+        """That of stages before the last whose seconds are exact."""
+        last = self.problem.num_layers
+        known = [each for each in self._known_forwards if each[1] != last]
+        shares = [self.forward_seconds[each] / self.seconds[each] for each in known]
+        return float(np.median(shares)) if shares else USUAL_FORWARD_SHARE
 
     def likely_problem(self, in_flight_of: InFlight) -> StageProblem:
         """What costs will probably be: bounds, and bytes as much above them as in what is
@@ -353,6 +361,7 @@ class CostArrays:
         forward = [s for s, kind in zip(seconds, part.kinds, strict=True) if kind == "forward"]
         self.seconds[candidate] = max(sum(seconds) / repeats, self.least_seconds[candidate])
         self.forward_seconds[candidate] = sum(forward) / repeats
+        self._known_forwards[candidate] = None
 
     def _compute_bytes(self, candidate: Candidate) -> None:
         c = candidate[2]

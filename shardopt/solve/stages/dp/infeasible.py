@@ -14,7 +14,7 @@ from math import ceil
 import numpy as np
 
 from shardopt.solve.stages.dp.recursion import PipelineSlot, Recursion, make_sizes
-from shardopt.solve.stages.dp.searches import CostTable, count_groups, levels_of
+from shardopt.solve.stages.dp.searches import CostTable, count_groups, levels_of, most_layers
 from shardopt.solve.stages.stage_problem import Copies, StageProblem, Stages, held_copies
 from shardopt.support.counts import counted, plural
 from shardopt.support.errors import UserError
@@ -134,33 +134,36 @@ def _leanest(
     """The plan of stages with `allowed` 0 (not inf) whose most demanding stage lacks the fewest
     bytes; any plan without memory."""
     sizes, size_of = make_sizes(problem)
-    plans = []
+    most, plans = most_layers(allowed), []
+
+    def lack(held: Copies, where: tuple[int, ...] = ()) -> np.ndarray:
+        return allowed[where] + (_lack_bytes(problem, held, where) if with_memory else 0.0)
+
     for copies, counts in count_groups(problem, num_stages):
         levels, level_of = levels_of(copies)
-        lacking = [
-            allowed + (_lack_bytes(problem, level) if with_memory else 0.0) for level in levels
-        ]
-        costs = np.stack([_least_by_size(lack, size_of, len(sizes.offset)) for lack in lacking])
+        costs = np.empty((len(levels), problem.num_layers, most, len(sizes.offset)))
+        for level, held in enumerate(levels):
+            _take_least(costs[level], lack(held), size_of)
         # Missing bytes stand for the seconds of a stage and for its longest slot: the least t_max
         # is then what the neediest stage lacks, and the sum decides between equals.
         for recursion in CostTable(costs, costs, level_of, sizes).recursions(
             counts, problem.most_stages
         ):
-            most, answer = _least_maximum(recursion)
+            missing, answer = _least_maximum(recursion)
             stages = []
             for (start, end, size), level in zip(
                 answer, level_of[: len(answer)][::-1], strict=True
             ):
-                lack = np.where(size_of == size, lacking[level][start, end], np.inf)
-                stages.append((start, end, int(lack.argmin())))
+                of_size = np.where(size_of == size, lack(levels[level], (start, end)), np.inf)
+                stages.append((start, end, int(of_size.argmin())))
             if stages:
-                plans.append((most, tuple(stages)))
+                plans.append((missing, tuple(stages)))
     return min(plans, key=lambda plan: plan[0])[1] if plans else None
 
 
-def _lack_bytes(problem: StageProblem, copies: Copies) -> np.ndarray:
-    """How many bytes are missing, `[L + 1, L + 1, C]`."""
-    return np.maximum(problem.need_bytes(copies) - problem.limit_bytes(), 0.0)
+def _lack_bytes(problem: StageProblem, copies: Copies, where: tuple[int, ...]) -> np.ndarray:
+    """How many bytes are missing, as `StageProblem.need_bytes`."""
+    return np.maximum(problem.need_bytes(copies, where) - problem.limit_bytes(), 0.0)
 
 
 def _least_maximum(recursion: Recursion) -> tuple[float, tuple[PipelineSlot, ...]]:
@@ -179,6 +182,13 @@ def _least_maximum(recursion: Recursion) -> tuple[float, tuple[PipelineSlot, ...
     return float(candidates[high]), answer
 
 
-def _least_by_size(values: np.ndarray, size_of: np.ndarray, num_sizes: int) -> np.ndarray:
-    parts = [values[..., size_of == size].min(axis=-1, initial=np.inf) for size in range(num_sizes)]
-    return np.stack(parts, axis=-1)
+def _take_least(least: np.ndarray, values: np.ndarray, size_of: np.ndarray) -> None:
+    """Into `least`, `[L, W, sizes]` by first layer and number of layers behind that, the least of
+    `values`, `[L + 1, L + 1, C]`, on configs of each size."""
+    layers, most, sizes = least.shape
+    least[:] = np.inf
+    for behind in range(most):
+        first = np.arange(layers - behind)
+        each = values[first, first + behind + 1]
+        for size in range(sizes):
+            least[first, behind, size] = each[:, size_of == size].min(axis=1, initial=np.inf)

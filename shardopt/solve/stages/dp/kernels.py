@@ -30,10 +30,20 @@ class Sizes(NamedTuple):
 
 class Costs(NamedTuple):
     """What a stage adds to the sum, and its longest slot, for every level of microbatches in
-    flight, first layer, layer after the last and size; inf where infeasible."""
+    flight, first layer, number of layers behind that and size; inf where infeasible. No stage has
+    more than W layers."""
 
-    total: np.ndarray  # [levels, L + 1, L + 1, G]
-    longest: np.ndarray  # [levels, L + 1, L + 1, G]
+    total: np.ndarray  # [levels, L, W, G]
+    longest: np.ndarray  # [levels, L, W, G]
+
+
+class Need(NamedTuple):
+    """The bytes of a device, `[L + 1, L + 1, C]` each, as in `StageProblem`."""
+
+    fixed: np.ndarray
+    activation: np.ndarray
+    outside: np.ndarray
+    weights: np.ndarray
 
 
 class States(NamedTuple):
@@ -59,33 +69,38 @@ class Place(NamedTuple):
 @njit(cache=True, nogil=True, fastmath=FAST)
 def cheapest_by_size(
     seconds: np.ndarray,
-    fixed: np.ndarray,
-    activation: np.ndarray,
+    need: Need,
     limit: np.ndarray,
     size_of: np.ndarray,
+    versions: int,
     levels: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """out[l, i, j, g]: the least seconds of layers i..j-1 on configs of size g with levels[l]
-    microbatches in flight.
+    """out[l, i, w, g]: the least seconds of layers i..i+w on configs of size g with levels[l]
+    microbatches in flight and so many older versions of weights.
 
     `levels` rise, so a config fits up to some level; it is noted there, and the levels below take
     it over. A size of -1 is that of no group."""
     layers, top = seconds.shape[0] - 1, len(levels) - 1
     out[:] = np.inf
     for i in range(layers):
-        for j in range(i + 1, layers + 1):
+        for w in range(min(out.shape[2], layers - i)):
+            j = i + w + 1
             for c in range(seconds.shape[2]):
                 value = seconds[i, j, c]
                 if value == np.inf or size_of[c] < 0:
                     continue
-                level = top
+                older = versions * need.weights[i, j, c]
+                # What exceeds the memory outside the loop does so with any number of microbatches.
+                if need.outside[i, j, c] + older > limit[c]:
+                    continue
+                level, fixed = top, need.fixed[i, j, c] + older
                 while level >= 0:
-                    if fixed[i, j, c] + levels[level] * activation[i, j, c] <= limit[c]:
+                    if fixed + levels[level] * need.activation[i, j, c] <= limit[c]:
                         break
                     level -= 1
-                if level >= 0 and value < out[level, i, j, size_of[c]]:
-                    out[level, i, j, size_of[c]] = value
+                if level >= 0 and value < out[level, i, w, size_of[c]]:
+                    out[level, i, w, size_of[c]] = value
     for level in range(top - 1, -1, -1):
         out[level] = np.minimum(out[level], out[level + 1])
 
@@ -106,7 +121,7 @@ def sweep(
     `rest[k, flat]` is a lower bound of the sum of the layers before k on `flat` devices; states
     whose sum must exceed `limit` are left out."""
     total, longest = costs
-    layers, top = total.shape[1] - 1, best.shape[0] - 1
+    layers, top = total.shape[1], best.shape[0] - 1
     best[:] = np.inf
     best[0, layers, 0] = 0.0
     # The finite part of each row: first <= flat < stop.
@@ -114,7 +129,8 @@ def sweep(
     stop = np.zeros((top + 1, layers + 1), dtype=np.int64)
     stop[0, layers] = 1
     for start in range(layers - 1, -1, -1):
-        for end in range(start + 1, layers + 1):
+        for width in range(min(total.shape[2], layers - start)):
+            end = start + width + 1
             for state in range(top + 1):
                 if first[state, end] >= stop[state, end] or (state == top and not states.open):
                     continue
@@ -123,9 +139,9 @@ def sweep(
                 # itself.
                 into = best[min(state + 1, top), start]
                 for size in range(len(sizes.offset)):
-                    if longest[level, start, end, size] > t_max:
+                    if longest[level, start, width, size] > t_max:
                         continue
-                    cost = total[level, start, end, size]
+                    cost = total[level, start, width, size]
                     offset, run, block = sizes.offset[size], sizes.run[size], sizes.block[size]
                     for base in range(0, len(tail), block):
                         for flat in range(
@@ -157,7 +173,7 @@ def trace(
 ) -> int:
     """The stages behind best[state, 0, full] as rows (first layer, layer after the last, size) of
     `stages`, and how many they are. The first of equals, so that the answer is deterministic."""
-    layers = costs.total.shape[1] - 1
+    layers = costs.total.shape[1]
     start, flat, count = 0, sizes.full, 0
     while start < layers:
         source, end, size = _step(costs, t_max, states, sizes, best, Place(state, start, flat))
@@ -178,19 +194,20 @@ def _step(
     top = best.shape[0] - 1
     lowest = max(state - 1, 0)
     highest = state if states.open and state == top else state - 1
-    for end in range(start + 1, total.shape[1]):
+    for width in range(min(total.shape[2], total.shape[1] - start)):
+        end = start + width + 1
         for source in range(lowest, highest + 1):
             level = states.level[source]
             for size in range(len(sizes.offset)):
                 before = flat - sizes.offset[size]
                 if before < 0 or before % sizes.block[size] >= sizes.run[size]:
                     continue
-                if longest[level, start, end, size] > t_max:
+                if longest[level, start, width, size] > t_max:
                     continue
                 # `sweep` added the same two numbers, so the sum that it kept is equal to the last
                 # bit.
                 if (
-                    best[source, end, before] + total[level, start, end, size]
+                    best[source, end, before] + total[level, start, width, size]
                     == best[state, start, flat]
                 ):
                     return source, end, size

@@ -33,10 +33,10 @@ class PipelineSlot(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Recursion:
-    """`total` and `longest`, `[levels, L + 1, L + 1, G]`: what a stage adds to the sum, and its
-    longest slot, for every size and every level of microbatches in flight; inf where infeasible.
-    Lower levels never cost more. `answers` are the states in which a plan may end, `candidates` all
-    values that t_max may have, rising.
+    """`total` and `longest`, `[levels, L, W, G]`: what a stage adds to the sum, and its longest
+    slot, by first layer and number of layers behind that, for every size and every level of
+    microbatches in flight; inf where infeasible. Lower levels never cost more. `answers` are the
+    states in which a plan may end, `candidates` all values that t_max may have, rising.
 
     `relaxed` is the recursion with the fewest microbatches in flight everywhere, for which the
     number of stages does not matter: a lower bound. It is None where this recursion is no
@@ -60,7 +60,7 @@ class Recursion:
         # Without a limit, an infinite sum passes the first comparison.
         if best is None or not finals.min() <= limit or not np.isfinite(finals).any():
             return None
-        layers = best.shape[1] - 1
+        layers = self.total.shape[1]
         stages = np.empty((layers, 3), dtype=np.int64)
         state = self.answers[int(finals.argmin())]
         costs = Costs(self.total, self.longest)
@@ -76,7 +76,7 @@ class Recursion:
 
     def measure(self, slots: tuple[PipelineSlot, ...]) -> tuple[float, float]:
         """The sum and the longest slot of an answer of a recursion with one level."""
-        stages = [(0, *slot) for slot in slots]
+        stages = [(0, start, end - start - 1, size) for start, end, size in slots]
         return sum(float(self.total[stage]) for stage in stages), max(
             float(self.longest[stage]) for stage in stages
         )
@@ -98,7 +98,7 @@ class Recursion:
     def _sweep(self, t_max: float, limit: float) -> np.ndarray | None:
         from shardopt.solve.stages.dp.kernels import Costs, sweep
 
-        layers, width = self.total.shape[1] - 1, self.sizes.full + 1
+        layers, width = self.total.shape[1], self.sizes.full + 1
         rest = np.zeros((layers + 1, width))
         if self.relaxed is not None:
             before = self.relaxed._before(t_max)
@@ -114,7 +114,7 @@ class Recursion:
         of a recursion that is relaxed itself."""
         from shardopt.solve.stages.dp.kernels import sweep
 
-        layers, width = self.total.shape[1] - 1, self.sizes.full + 1
+        layers, width = self.total.shape[1], self.sizes.full + 1
         best = np.empty((1, layers + 1, width))
         nothing = np.zeros((layers + 1, width))
         sweep(self._backwards, t_max, self.states, self.sizes, nothing, np.inf, best)
@@ -126,9 +126,14 @@ class Recursion:
         it."""
         from shardopt.solve.stages.dp.kernels import Costs
 
+        # A stage whose first layer is so far from the begin ends as far from the end.
+        layers, most = self.total.shape[1:3]
+        first = layers - 1 - np.arange(layers)[:, None] - np.arange(most)
+        widths = np.broadcast_to(np.arange(most), first.shape)
+        exists = (first >= 0)[..., None]
         return Costs(
             *(
-                np.ascontiguousarray(each[:1, ::-1, ::-1].transpose(0, 2, 1, 3))
+                np.where(exists, each[0, first.clip(min=0), widths], np.inf)[None]
                 for each in (self.total, self.longest)
             )
         )

@@ -121,7 +121,7 @@ class SearchTables:
             # 1F1B repeats its last count.
             levels, level_of = levels_of(self._groups[group][0])
             costs = cheapest_seconds(self.problem, levels, self.size_of, len(self.sizes.offset))
-            both, longer = self.problem.cut_seconds()[:, :, None, None]
+            both, longer = self.problem.cut_seconds()[:, :-1, None, None]
             self._tables[group] = CostTable(
                 costs + both, np.maximum(costs, longer), level_of, self.sizes
             )
@@ -132,27 +132,39 @@ def cheapest_seconds(
     problem: StageProblem, levels: Sequence[Copies], size_of: np.ndarray, num_sizes: int
 ) -> np.ndarray:
     """The least seconds of every stage on configs of each size that fit with each of the rising
-    `levels`, `[levels, L + 1, L + 1, sizes]`; `size_of` `[C]` is -1 for configs that do not take
-    part."""
-    from shardopt.solve.stages.dp.kernels import cheapest_by_size
+    `levels`, `[levels, L, W, sizes]` by first layer and number of layers behind that; no stage has
+    more than W layers. `size_of` `[C]` is -1 for configs that do not take part."""
+    from shardopt.solve.stages.dp.kernels import Need, cheapest_by_size
 
-    limits = problem.limit_bytes()
-    costs = np.empty((len(levels), *problem.seconds.shape[:2], num_sizes))
+    def flat(values: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(values, dtype=float)
+
+    limits, fixed = problem.limit_bytes(), flat(problem.fixed_bytes)
+    outside, weights = (
+        fixed if values is None else flat(values)  # the least that is needed, and no versions
+        for values in (problem.outside_bytes, problem.weight_bytes)
+    )
+    need, seconds = Need(fixed, flat(problem.activation_bytes), outside, weights), problem.seconds
+    costs = np.empty((len(levels), problem.num_layers, most_layers(seconds), num_sizes))
     for versions in sorted({held.versions for held in levels}):
-        older = problem.version_bytes(versions)
-        possible = problem.seconds
-        # What exceeds the memory outside the loop does so with any number of microbatches in
-        # flight, so the kernel does not need to know.
-        if problem.outside_bytes is not None:
-            possible = np.where(problem.outside_bytes + older <= limits, possible, np.inf)
-        arrays = (possible, problem.fixed_bytes + older, problem.activation_bytes)
-        seconds, fixed, kept = (np.ascontiguousarray(each, dtype=float) for each in arrays)
         rows = [row for row, held in enumerate(levels) if held.versions == versions]
-        in_flight = np.array([levels[row].in_flight for row in rows])
+        in_flight = np.array([float(levels[row].in_flight) for row in rows])
         each = np.empty((len(rows), *costs.shape[1:]))
-        cheapest_by_size(seconds, fixed, kept, limits, size_of, in_flight, each)
+        older = 0 if problem.weight_bytes is None else versions
+        cheapest_by_size(flat(seconds), need, limits, size_of, older, in_flight, each)
         costs[rows] = each
     return costs
+
+
+def most_layers(seconds: np.ndarray) -> int:
+    """The layers of the longest stages with finite `seconds`, `[L + 1, L + 1, C]`; 1 where there
+    are none."""
+    layers = len(seconds) - 1
+    for count in range(layers, 1, -1):
+        firsts = np.arange(layers + 1 - count)
+        if np.isfinite(seconds[firsts, firsts + count]).any():
+            return count
+    return 1
 
 
 class CostTable:

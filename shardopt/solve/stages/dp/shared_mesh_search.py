@@ -116,7 +116,7 @@ class SharedMeshSearch:
         size_of[list(self.configs)] = 0
         cut_sum, cut_slot = problem.cut_seconds()
         return SharedMeshCosts(
-            seconds=cheapest_seconds(problem, levels, size_of, 1)[..., 0].copy(),
+            seconds=_by_ends(cheapest_seconds(problem, levels, size_of, 1)[..., 0]),
             level=level_of,
             cut_sum=cut_sum,
             cut_slot=cut_slot,
@@ -220,6 +220,17 @@ class SharedMeshSearch:
             seconds = np.where(fits, self.problem.seconds[start, end, chosen], np.inf)
             stages.append((start, end, chosen[int(seconds.argmin())]))
         return tuple(stages)
+
+
+def _by_ends(seconds: np.ndarray) -> np.ndarray:
+    """`[levels, L, W]` by first layer and number of layers behind that to `[levels, L + 1, L + 1]`
+    by first layer and layer after the last."""
+    levels, layers, most = seconds.shape
+    by_ends = np.full((levels, layers + 1, layers + 1), np.inf)
+    for behind in range(most):
+        first = np.arange(layers - behind)
+        by_ends[:, first, first + behind + 1] = seconds[:, first, behind]
+    return by_ends
 
 
 def _traced(ends: np.ndarray) -> np.ndarray:

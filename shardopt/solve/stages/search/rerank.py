@@ -125,7 +125,7 @@ def _workload(
         call = dispatch_seconds(
             transfers.cluster.groups[config.group], config.num_devices, buffers=0
         )
-        forward = min(float(problem.forward_seconds[where]), whole) if backwards else whole
+        forward = problem.likely_forward_seconds(where) if backwards else whole
         seconds[StageTask(TaskKind.FORWARD, stage)] = forward + call
         # Forward and backward of the last stage are one fragment.
         called = call if stage % count < count - 1 else 0.0

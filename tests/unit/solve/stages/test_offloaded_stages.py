@@ -3,6 +3,7 @@ search."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -247,7 +248,7 @@ def test_no_plan_is_shorter_whatever_waits_on_hosts() -> None:
             with_momentum(4, 3), 4, CLUSTER, configs, 4, 2, memory_limit_bytes=(limit,)
         )
         eager = LazyStageCosts(candidates)
-        first = eager.problem(one_f_one_b_in_flight)
+        first = deepcopy(eager.problem(one_f_one_b_in_flight))
         eager.compute_all()
         known = eager.problem(one_f_one_b_in_flight)
         which = eager.arrays.candidates
