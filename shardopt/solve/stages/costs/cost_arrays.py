@@ -27,8 +27,8 @@ from shardopt.solve.stages.costs.bounds import kept_bytes
 from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.layer_bounds import (
     Candidate,
+    Intervals,
     LayerBounds,
-    first_and_rest,
     interval_sums,
 )
 from shardopt.solve.stages.costs.lean import STRICTNESS, LeanSharder
@@ -87,9 +87,10 @@ class CostArrays:
             self._part_of_key = like._part_of_key
         self.seconds: np.ndarray = np.full(self.candidates.shape, np.inf)
         for c in range(len(problem.configs)):
-            for ends, last in ((slice(None, -1), False), (slice(-1, None), True)):
-                sums = self._least_seconds(c, last)[:, ends]
-                self.seconds[:, ends, c] = np.where(self.candidates[:, ends, c], sums, np.inf)
+            for last, at in enumerate(self._intervals):
+                entries = *at, c
+                sums = self._least_seconds(c, bool(last), at)
+                self.seconds[entries] = np.where(self.candidates[entries], sums, np.inf)
         # Of entries whose sharding is known, what every sharding of them counts at least.
         self.least_seconds = np.zeros(self.candidates.shape)
         self.fixed_bytes = interval_sums(self._held_bytes())
@@ -110,6 +111,14 @@ class CostArrays:
         # flight.
         self._host_bytes: dict[Candidate, tuple[int, int]] = {}
         self._known_forwards: dict[Candidate, None] = {}
+
+    @cached_property
+    def _intervals(self) -> tuple[Intervals, Intervals]:
+        """The stages before a last one, and the last ones, that are candidates on any config."""
+        start, end = np.nonzero(self.candidates.any(axis=2))
+        is_last = end == self.problem.num_layers
+        before, last = (Intervals(start[which], end[which]) for which in (~is_last, is_last))
+        return before, last
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -267,19 +276,18 @@ class CostArrays:
                 once[..., c] &= ~(is_last & candidates[..., other])
         return once
 
-    def _least_seconds(self, c: int, last: bool) -> np.ndarray:
-        """What every interval on a config takes as the sum of its layers, as far as is known, `[L +
-        1, L + 1]`: computing, and what travels to hosts and back."""
+    def _least_seconds(self, c: int, last: bool, at: Intervals) -> np.ndarray:
+        """What intervals on a config take as the sum of their layers, as far as is known:
+        computing, and what travels to hosts and back."""
         config, problem = self.problem.configs[c], self.problem
-        sums = self.layers.sums(c, last)
+        sums = self.layers.sums(c, last, at)
         link = problem.cluster.groups[config.group].host_link
         if config.offload == "none" or link is None:
             return sums
         rate = config.num_devices * link.bandwidth_bytes_per_second
-        of_state = self._moved_bytes[config.offload][None, :] / problem.num_microbatches
-        moved = interval_sums(of_state)[..., 0]
+        moved = at.sums(self._moved_bytes[config.offload] / problem.num_microbatches)
         if has_activations(config.offload) and not last:
-            moved += 2 * self._kept(config.recompute).movable
+            moved += 2 * self._kept(config.recompute).movable[at]
         return sums + moved / rate
 
     @cached_property
@@ -313,10 +321,11 @@ class CostArrays:
             first = replace(first, made=nothing, movable=nothing)
             rest = first if count is None else rest
         length = self.problem.num_layers if count is None else count
+        every = Intervals.all_of(self.problem.num_layers)
         return _Kept(
-            first_and_rest(first.made, rest.made, length),
+            every.first_and_rest(first.made, rest.made, length),
             np.repeat(entering[:, None], len(entering), axis=1),
-            first_and_rest(first.movable, rest.movable, length),
+            every.first_and_rest(first.movable, rest.movable, length),
         )
 
     def _kept_alone(self, mode: str) -> _Kept:
@@ -335,13 +344,13 @@ class CostArrays:
 
     def _spread_bounds(self, c: int, last: bool) -> None:
         """Every interval on a config costs its layers at least."""
-        ends = slice(-1, None) if last else slice(None, -1)
-        sums = self._least_seconds(c, last)[:, ends]
-        known = self.layers.is_known(c, last)[:, ends]
-        open_ = self.candidates[:, ends, c] & (self.level[:, ends, c] < SECONDS)
-        seconds, level = self.seconds[:, ends, c], self.level[:, ends, c]
-        self.seconds[:, ends, c] = np.where(open_, np.maximum(seconds, sums), seconds)
-        self.level[:, ends, c] = np.where(open_ & known, LAYERS, level)
+        at = self._intervals[last]
+        entries = *at, c
+        seconds, level = self.seconds[entries], self.level[entries]
+        is_open = self.candidates[entries] & (level < SECONDS)
+        sums, known = self._least_seconds(c, last, at), self.layers.is_known(c, last, at)
+        self.seconds[entries] = np.where(is_open, np.maximum(seconds, sums), seconds)
+        self.level[entries] = np.where(is_open & known, LAYERS, level)
 
     def _compute_seconds(self, candidate: Candidate) -> None:
         c, part = candidate[2], self.part(candidate)

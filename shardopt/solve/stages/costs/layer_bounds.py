@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,6 +49,32 @@ _ROOFLINE, _FORWARD, _WHOLE = range(3)
 _WORTHS = (0.3, 1.0, 3.0)
 
 Candidate = tuple[int, int, int]  # first layer, layer after the last, config
+
+
+class Intervals(NamedTuple):
+    """Layers [start, end), int64, of shapes that go together: what is asked of them has that
+    shape."""
+
+    start: np.ndarray
+    end: np.ndarray
+
+    @staticmethod
+    def all_of(num_layers: int) -> Intervals:
+        """`[L + 1, L + 1]`; those that end before they start are empty."""
+        layers = np.arange(num_layers + 1)
+        return Intervals(layers[:, None], layers[None, :])
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """Of `[L]` over the layers of each."""
+        total = np.append(0.0, np.cumsum(values))
+        return (total[self.end] - total[self.start]).clip(min=0.0)
+
+    def first_and_rest(self, first: np.ndarray, rest: np.ndarray, count: int) -> np.ndarray:
+        """The sum of `first`, `[L]`, over the first `count` layers of each and of `rest` over its
+        others."""
+        middle = np.minimum(self.start + count, self.end)
+        heads, tails = Intervals(self.start, middle), Intervals(middle, self.end)
+        return heads.sums(first) + tails.sums(rest)
 
 
 @dataclass(eq=False)
@@ -90,29 +117,29 @@ class LayerBounds:
         others._level = np.minimum(self._level, _WHOLE)
         return others
 
-    def sums(self, c: int, last: bool) -> np.ndarray:
-        """Of every interval on a config, `[L + 1, L + 1]`."""
-        return np.max(self._all_sums(c, last), axis=0)
+    def sums(self, c: int, last: bool, at: Intervals) -> np.ndarray:
+        """Of intervals on a config."""
+        return np.max(self._all_sums(c, last, at), axis=0)
 
-    def _all_sums(self, c: int, last: bool) -> list[np.ndarray]:
+    def _all_sums(self, c: int, last: bool, at: Intervals) -> list[np.ndarray]:
         """Without a price of memory, then with each."""
-        sums, limit = [self._joined(self.seconds, c, last)], self._limit(c)
+        sums, limit = [self._joined(self.seconds, c, last, at)], self._limit(c)
         if limit is not None:
             prices = self.byte_seconds.get(self.meshes[c], ())
             for price, seconds in zip(prices, self.within_seconds, strict=False):
-                within = self._joined(np.maximum(seconds, self.seconds), c, last)
+                within = self._joined(np.maximum(seconds, self.seconds), c, last, at)
                 sums.append(within - price * limit / self.problem.num_microbatches)
         return sums
 
-    def is_known(self, c: int, last: bool) -> np.ndarray:
-        """Whether all layers of an interval on a config are bounded as a whole, and within the
-        memory as far as that may raise the sum, bool `[L + 1, L + 1]`."""
-        whole = self._joined(self._level < _WHOLE, c, last) == 0
-        may_rise, sums = self._is_heavy(c), self._all_sums(c, last)
+    def is_known(self, c: int, last: bool, at: Intervals) -> np.ndarray:
+        """Whether all layers of intervals on a config are bounded as a whole, and within the
+        memory as far as that may raise the sum, bool."""
+        whole = self._joined(self._level < _WHOLE, c, last, at) == 0
+        may_rise, sums = self._is_heavy(c, at), self._all_sums(c, last, at)
         for level, (cheaper, dearer) in enumerate(pairwise(sums), _WHOLE + 1):
-            is_bounded = self._joined(self._level < level, c, last) == 0
+            is_bounded = self._joined(self._level < level, c, last, at) == 0
             may_rise = may_rise & ~(is_bounded & (dearer <= cheaper))
-        within = self._joined(self._level < _WHOLE + len(_WORTHS), c, last) == 0
+        within = self._joined(self._level < _WHOLE + len(_WORTHS), c, last, at) == 0
         return whole & (within | ~may_rise)
 
     def _limit(self, c: int) -> float | None:
@@ -122,18 +149,17 @@ class LayerBounds:
         limit = limits[config.group] if limits and not has_state(config.offload) else None
         return limit or None
 
-    def _is_heavy(self, c: int) -> np.ndarray:
-        """Whether a device could not hold all that the layers of an interval hold all step, bool
-        `[L + 1, L + 1]`."""
+    def _is_heavy(self, c: int, at: Intervals) -> np.ndarray:
+        """Whether a device could not hold all that the layers of intervals hold all step, bool."""
         limit = self._limit(c)
-        return interval_sums(self._resident_bytes)[..., 0] > (np.inf if limit is None else limit)
+        return at.sums(self._resident_bytes) > (np.inf if limit is None else limit)
 
     @cached_property
     def _resident_bytes(self) -> np.ndarray:
-        """Of whole tensors, `[1, L]`."""
-        step, held = self.problem.step, np.zeros((1, self.problem.num_layers))
+        """Of whole tensors, `[L]`."""
+        step, held = self.problem.step, np.zeros(self.problem.num_layers)
         for tensor, layer in step.resident.items():
-            held[0, layer] += step.graph.tensors[tensor].size_bytes
+            held[layer] += step.graph.tensors[tensor].size_bytes
         return held
 
     @cached_property
@@ -162,12 +188,11 @@ class LayerBounds:
         )
         return {key: row for row, key in enumerate(keys)}
 
-    def _joined(self, values: np.ndarray, c: int, last: bool) -> np.ndarray:
-        """`[rows, L]` to `[L + 1, L + 1]`: what the layers of each interval have together on a
-        config."""
+    def _joined(self, values: np.ndarray, c: int, last: bool, at: Intervals) -> np.ndarray:
+        """Of `[rows, L]`: what the layers of intervals have together on a config."""
         first, rest, count = self._modes[last][c]
         rows = [self._rows[last, mode, self.meshes[c]] for mode in (first, rest)]
-        return first_and_rest(values[rows[0]], values[rows[1]], count)
+        return at.first_and_rest(values[rows[0]], values[rows[1]], count)
 
     def solve_one(self, candidate: Candidate) -> list[tuple[int, bool]]:
         """Solve one layer of a candidate, or its forward if there is one that is not known: of
@@ -228,8 +253,9 @@ class LayerBounds:
         if self.meshes[c] not in self.byte_seconds:
             limit = self._limit(c)
             assert limit is not None, "what fits everywhere is not asked for"
-            sums = self._joined(self.seconds, c, end == self.problem.num_layers)
-            seconds = float(sums[start, end]) * self.problem.num_microbatches
+            at = Intervals(np.array(start), np.array(end))
+            sums = self._joined(self.seconds, c, end == self.problem.num_layers, at)
+            seconds = float(sums) * self.problem.num_microbatches
             self.byte_seconds[self.meshes[c]] = tuple(w * seconds / limit for w in _WORTHS)
         return self.byte_seconds[self.meshes[c]]
 
@@ -382,15 +408,6 @@ def _least_recomputed(recompute: str, last: bool) -> str:
     if recompute != "full":
         return recompute
     return "none" if last else "layer"
-
-
-def first_and_rest(first: np.ndarray, rest: np.ndarray, count: int) -> np.ndarray:
-    """`[L]` to `[L + 1, L + 1]`: the sum of `first` over the first `count` layers of each interval
-    and of `rest` over its others."""
-    heads, tails = (interval_sums(values[None, :])[..., 0] for values in (first, rest))
-    layers = np.arange(len(first) + 1)
-    middle = np.minimum(layers[:, None] + count, layers[None, :]).clip(min=layers[:, None])
-    return heads[layers[:, None], middle] + tails[middle, layers[None, :]]
 
 
 def interval_sums(values: np.ndarray) -> np.ndarray:
