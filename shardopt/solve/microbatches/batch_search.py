@@ -19,10 +19,12 @@ types, names and sizes say nothing."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
+
+import numpy as np
 
 from shardopt.graph.op_graph import OpGraph
 from shardopt.solve.microbatches.row_flow import (
@@ -239,39 +241,52 @@ class _Reader:
         self.leaves = Counter(
             step.trees[k] for k in _brought(step) if graph.tensors[step.arguments[k]].shape
         )
-        # There are about as many families as dimensions of weights, each of which asks all results.
         self._of_result = {t: reduce(or_, self.flow.kept[t].values(), 0) for t in step.results}
         states = [step.results[k] for k in step.replaced.values()]
-        self._results, self._states = map(self._rows_of, (step.results, states or step.results))
+        # There are about as many families as dimensions of weights: what is known of each is
+        # gathered in one pass over results, not by asking all of them for each.
+        self._members = _joined(self.flow)
+        self._family_of = np.zeros(len(self.flow.rows), dtype=np.int64)
+        for number, members in enumerate(self._members):
+            self._family_of[members] = number
+        self._having: list[list[int]] = [[] for _ in self._members]
+        for tensor in step.results:
+            for number in self._families_of(self._of_result[tensor]):
+                self._having[number].append(tensor)
+        self._results, self._states = map(self._fates, (step.results, states or step.results))
 
     def families(self) -> tuple[Family, ...]:
-        work = {rows: self._work(rows) for rows in _joined(self.flow)}
-        largest = max(work.values(), default=0.0) or 1.0
-        return tuple(self._family(rows, flops / largest) for rows, flops in work.items())
+        work = np.zeros(len(self._members))
+        for rows, flops in self.flow.flops.items():
+            work[self._families_of(rows)] += flops
+        largest = float(work.max(initial=0.0)) or 1.0
+        return tuple(self._family(number, flops / largest) for number, flops in enumerate(work))
 
-    def _work(self, family: int) -> float:
-        return sum(flops for rows, flops in self.flow.flops.items() if rows & family)
+    def _families_of(self, rows: int) -> np.ndarray:
+        """Those that have any of some rows, rising."""
+        return np.unique(self._family_of[_bits(rows)])
 
-    def _family(self, family: int, share: float) -> Family:
+    def _family(self, number: int, share: float) -> Family:
         step, flow = self.step, self.flow
-        members = [rows for k, rows in enumerate(flow.rows) if family >> k & 1]
+        numbers = self._members[number].tolist()
+        family = sum(1 << k for k in numbers)
+        members = [flow.rows[k] for k in numbers]
         inputs = [rows for rows in members if rows.number not in step.replaced]
-        having = [tensor for tensor in step.results if self._of_result[tensor] & family]
-        dims = [dim for tensor in having for dim in self._dims(tensor, family)]
+        dims = [dim for tensor in self._having[number] for dim in self._dims(tensor, family)]
         state = tuple(self._carried(members, family))
         return Family(
             inputs=tuple(rows for rows in inputs if rows.number not in step.ignored),
             state=state,
             extent=min(self._extent(rows) for rows in members),
-            share=share,
+            share=float(share),
             mixed=bool(flow.mixed & family),
             looked_up=bool(flow.looked_up & family),
             parted=bool(flow.parted & family),
             parts={flow.rows[k]: n for k, n in flow.parts.items() if family >> k & 1},
-            agreed=len(self._fates(self._states, family)) < 2,
+            agreed=not all(fate[number] for fate in self._states),
             whole_trees=self._has_whole_trees(inputs),
             whole_state=self._has_whole_state(state),
-            kept=bool(dims) and self._fates(self._results, family) == {True},
+            kept=bool(dims) and [bool(fate[number]) for fate in self._results] == [True, False],
             leads_results=bool(dims) and not any(dims),
         )
 
@@ -281,18 +296,24 @@ class _Reader:
     def _dims(self, tensor: int, family: int) -> list[int]:
         return [split.dim for split, rows in self.flow.kept[tensor].items() if rows & family]
 
-    def _rows_of(self, tensors: Sequence[int]) -> Set[tuple[int, int]]:
-        """The distinct rows that results have, each with those and all that was summed to them."""
-        return {
-            (self._of_result[t], self._of_result[t] | self.flow.summed[t])
-            for t in tensors
+    def _fates(self, results: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The families whose rows some results have, and those of which some have only what rows
+        were summed to, bool `[families]` each. Results that do not depend on a family do not
+        count."""
+        # Of the distinct rows that results have, with all that was summed to them.
+        distinct = {
+            (self._of_result[t], self.flow.summed[t])
+            for t in results
             if self.graph.tensors[t].shape
         }
-
-    def _fates(self, rows_of: Set[tuple[int, int]], family: int) -> set[bool]:
-        """Whether results have the family's rows (True) or only what these were summed to (False).
-        Results that do not depend on the family do not count."""
-        return {bool(kept & family) for kept, reached in rows_of if reached & family}
+        kept, summed = np.zeros((2, len(self._members)), dtype=bool)
+        for rows, others in distinct:
+            has, lost = np.zeros((2, len(kept)), dtype=bool)
+            has[self._family_of[_bits(rows)]] = True
+            lost[self._family_of[_bits(others)]] = True
+            kept |= has
+            summed |= lost & ~has
+        return kept, summed
 
     def _carried(self, members: Sequence[Rows], family: int) -> Iterator[Rows]:
         """State whose successor has the same rows."""
@@ -315,16 +336,18 @@ class _Reader:
         return all(number in carrying for number in self.step.replaced if of[number] in trees)
 
 
-def _joined(flow: RowFlow) -> list[int]:
-    """Sets of rows that have met, directly or not, in the order of their first members."""
-    sets: list[int] = []
-    # Rows that met nobody are families, too.
-    for rows in (*sorted(flow.met), *(1 << k for k in range(len(flow.rows)))):
-        apart = []
-        for each in sets:
-            if each & rows:
-                rows |= each
-            else:
-                apart.append(each)
-        sets = [*apart, rows]
-    return sorted(sets, key=lambda rows: rows & -rows)
+def _joined(flow: RowFlow) -> list[np.ndarray]:
+    """Sets of rows that have met, directly or not, in the order of their first members; int64,
+    rising. Rows that met nobody are families, too."""
+    first = np.arange(len(flow.rows))  # of each, the first of its set
+    for met in flow.met:
+        firsts = first[_bits(met)]
+        if (firsts != firsts[0]).any():
+            first[np.isin(first, firsts)] = firsts.min()
+    return [np.flatnonzero(first == row) for row in np.unique(first)]
+
+
+def _bits(rows: int) -> np.ndarray:
+    """The numbers of the bits of a mask, int64, rising."""
+    data = rows.to_bytes(rows.bit_length() // 8 + 1, "little")
+    return np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little"))
