@@ -88,6 +88,12 @@ class StaticArguments:
             if number not in static
         )
 
+    def passed_number(self, traced: int, static: Mapping[int | str, Any]) -> int:
+        """The position among all arguments of the one with this position among the traced."""
+        for number in sorted(each for each in static if isinstance(each, int)):
+            traced += number <= traced
+        return traced
+
     def _numbers_of(self, count: int) -> tuple[int, ...]:
         """Of `count` positional arguments those that are static."""
         numbers = {number % count for number in self.numbers if -count <= number < count}

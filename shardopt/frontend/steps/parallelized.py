@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
@@ -40,6 +41,7 @@ from shardopt.frontend.steps.step_call import (
     flat_batch,
     step_call,
 )
+from shardopt.frontend.steps.undonated_state import undonated_state
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.options.names import PlatformName
 from shardopt.runtime.backends.ray_actors import connected_gpus
@@ -183,7 +185,7 @@ class Parallelized(Generic[P, R]):
                 "parallelize: expected arrays, found a ShapeDtypeStruct; only plan() takes shapes"
             )
         planned = self._plan(call)
-        session = self._session(call.signature, planned)
+        session = self._session(call, planned)
         kept = [leaves[number] for number in planned.exported.module_kept_var_idx]
         try:
             results = self._step(session, planned, kept)
@@ -217,7 +219,7 @@ class Parallelized(Generic[P, R]):
         """
         call = step_call(self._fun, self._tracing.static, args, kwargs)
         planned = self._plan(call)
-        session = self._session(call.signature, planned)
+        session = self._session(call, planned)
         return StateOnWorkers(session, call.signature, planned)
 
     def beside(
@@ -289,6 +291,15 @@ class Parallelized(Generic[P, R]):
             plan = written_out(self._optimize(call, exported), own)
             self._planned[signature] = Planned(exported, plan, finish)
         return self._planned[signature]
+
+    def _warn_of_undonated(self, call: StepCall, planned: Planned, session: Session) -> None:
+        exported, static = planned.exported, self._tracing.static
+        donated = {exported.module_kept_var_idx[number] for number in session.state_numbers}
+        number_of = partial(static.passed_number, static=call.static)
+        found = undonated_state(exported, donated, number_of)
+        if found is not None:
+            advice = found.advice(static.parameters)
+            warnings.warn(f"parallelize: {exported.fun_name} {advice}", stacklevel=4)
 
     def _optimize(self, call: StepCall, exported: export.Exported) -> Plan:
         """Plan the call; a batch of another size than before, such as the last one, with fewer
@@ -414,7 +425,8 @@ class Parallelized(Generic[P, R]):
         options = replace(self._run_options, platform=self._platform)
         return start_run(planned.plan.program(), options)
 
-    def _session(self, signature: Signature, planned: Planned) -> Session:
+    def _session(self, call: StepCall, planned: Planned) -> Session:
+        signature = call.signature
         if signature not in self._sessions:
             kept = [signature.avals[number] for number in planned.exported.module_kept_var_idx]
             self._sessions[signature] = Session(
@@ -425,6 +437,7 @@ class Parallelized(Generic[P, R]):
                 platform=self.export_platform,
                 replay=Replay(self._run_options.checkpoints) if self._restarts else None,
             )
+            self._warn_of_undonated(call, planned, self._sessions[signature])
         return self._sessions[signature]
 
 
