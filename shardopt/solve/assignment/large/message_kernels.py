@@ -24,7 +24,8 @@ def apply_prices(flat: Flat, prices: np.ndarray, priced: np.ndarray) -> None:
     until = np.zeros(len(prices) + 1)
     for time in range(len(prices)):
         until[time + 1] = until[time] + prices[time]
-    priced[:] = flat.costs
+    for place in range(len(priced)):
+        priced[place] = flat.costs[place]
     for node in range(len(flat.first) - 1):
         base, size = flat.first[node], flat.first[node + 1] - flat.first[node]
         for g in range(flat.segment_first[node], flat.segment_first[node + 1]):

@@ -101,8 +101,14 @@ def cheapest_by_size(
                     level -= 1
                 if level >= 0 and value < out[level, i, w, size_of[c]]:
                     out[level, i, w, size_of[c]] = value
+    # Element by element: for arrays of which one is put into the other numba compiles what words an
+    # error about their shapes, a tenth of the time of all kernels.
     for level in range(top - 1, -1, -1):
-        out[level] = np.minimum(out[level], out[level + 1])
+        for i in range(layers):
+            for w in range(out.shape[2]):
+                for size in range(out.shape[3]):
+                    above = out[level + 1, i, w, size]
+                    out[level, i, w, size] = min(out[level, i, w, size], above)
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)

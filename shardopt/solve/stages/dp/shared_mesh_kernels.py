@@ -105,7 +105,8 @@ def improve(costs: SharedMeshCosts, borders: np.ndarray, loads: np.ndarray) -> f
             for last in range(first, stages):
                 for by in (-1, 1):
                     while True:
-                        borders[first : last + 1] += by
+                        for border in range(first, last + 1):
+                            borders[border] += by
                         better, value, other = False, seconds, uneven
                         # One layer a stage at least: only the outer ones have become shorter.
                         if (borders[first] - borders[first - 1]) * (
@@ -117,7 +118,8 @@ def improve(costs: SharedMeshCosts, borders: np.ndarray, loads: np.ndarray) -> f
                                 and other < uneven * (1 - _ROUNDING)
                             )
                         if not better:
-                            borders[first : last + 1] -= by
+                            for border in range(first, last + 1):
+                                borders[border] -= by
                             break
                         seconds, uneven, moved = value, other, True
     return seconds
@@ -166,7 +168,8 @@ def branch(
         nodes += 1
         if nodes > most_nodes:
             return upper, False
-        loads[s + 1] = loads[s]
+        for load in range(costs.loads):
+            loads[s + 1, load] = loads[s, load]
         totals[s + 1], longest[s + 1] = totals[s] + seconds, max(longest[s], seconds)
         if costs.links[0, s] >= 0:
             totals[s + 1] += costs.cut_sum[start]
@@ -180,7 +183,8 @@ def branch(
             continue
         if s == stages - 1:
             upper = value
-            borders[:stages] = starts[:stages]
+            for stage in range(stages):
+                borders[stage] = starts[stage]
             borders[stages] = layers
             continue
         weighted[s + 1], starts[s + 1] = so_far, end
