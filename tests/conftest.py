@@ -1,6 +1,7 @@
 """What holds for all tests: they see neither the cache of the user who runs them nor that of
 another test, XLA compiles for them in a third of its time, garbage is collected seldom, and no child
-reads first what they have exported themselves. A run without slow tests says how many it left out."""
+reads first what they have exported themselves. A run without slow tests draws less, and says how
+many it left out."""
 
 from __future__ import annotations
 
@@ -16,10 +17,13 @@ from hypothesis import HealthCheck, settings
 
 from shardopt.ir.jax_versions import kernel_options
 from shardopt.ir.trial import made_here
+from tests import draws
 
 # The same draws in every run, however busy the machine. `--hypothesis-profile=explore` draws anew.
 _PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("suite", derandomize=True, **_PATIENT)
+_COUNT = settings.get_profile("suite").max_examples
+settings.register_profile("quick", derandomize=True, max_examples=draws.draws(_COUNT), **_PATIENT)
 settings.register_profile("explore", derandomize=False, **_PATIENT)
 settings.load_profile("suite")
 
@@ -39,6 +43,15 @@ gc.set_threshold(20_000, 10, 20)
 
 
 _QUICK_ONLY, _LEFT_OUT = "not slow", pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    draws.quick = config.option.markexpr == _QUICK_ONLY
+    if draws.quick and not config.getoption("--hypothesis-profile"):
+        suite = settings.get_profile("suite")
+        count = draws.draws(suite.max_examples)
+        settings.register_profile("quick", suite, max_examples=count)
+        settings.load_profile("quick")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

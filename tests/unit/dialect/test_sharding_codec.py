@@ -22,6 +22,7 @@ from shardopt.dialect.sharding import (
 )
 from shardopt.ir.context import make_context
 from shardopt.mesh.mesh import Mesh, Sharding
+from tests.draws import draws
 
 MESH = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))
 
@@ -68,7 +69,7 @@ def xla_tiles(
     return [boxes[device] for device in range(num_devices)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(meshes_and_shardings())
 def test_to_mhlo_says_what_the_axis_form_says(case: tuple[Mesh, Sharding]) -> None:
     mesh, sharding = case
@@ -77,7 +78,7 @@ def test_to_mhlo_says_what_the_axis_form_says(case: tuple[Mesh, Sharding]) -> No
     assert xla_tiles(to_mhlo(sharding, mesh), shape, mesh.size) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(meshes_and_shardings())
 def test_to_mhlo_is_what_xla_prints(case: tuple[Mesh, Sharding]) -> None:
     """The text is canonical, so that shardings can be compared as text."""

@@ -19,6 +19,7 @@ from shardopt.hardware.cluster import Cluster, Link
 from shardopt.hardware.cluster_file import DESCRIPTION, describe, load_cluster, presets
 from shardopt.support.documents import errors_of
 from shardopt.support.errors import UserError
+from tests.draws import draws
 
 GOOD = describe(load_cluster("cpu-test"))
 
@@ -355,7 +356,7 @@ PATHS = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PATHS), VALUES | st.just(...)), min_size=1, max_size=3))
 def test_changed_descriptions_are_clusters_or_mistakes(changes: list[tuple[str, object]]) -> None:
     data = json.loads(json.dumps(MIXED))
@@ -374,14 +375,14 @@ def test_changed_descriptions_are_clusters_or_mistakes(changes: list[tuple[str, 
         assert errors_of(DESCRIPTION, describe(made)) == (made, ())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(st.text(alphabet="+:x/.\\\0 12ap3cu-test", max_size=24) | st.text(max_size=24))
 def test_any_text_is_a_cluster_or_a_user_error(spec: str) -> None:
     with suppress(UserError):
         assert load_cluster(spec).num_devices > 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(
     st.text(max_size=40) | st.text(alphabet="{}[]:-,.!&*#|>'\"0123456789eanT \n", max_size=40),
     st.booleans(),

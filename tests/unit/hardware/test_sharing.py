@@ -18,6 +18,7 @@ from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import TaskKind
+from tests.draws import draws
 
 DEVICE = Device("d", {"f32": 1e12}, 2**30, 1e11)
 LINK = Link(0.0, 1e9)
@@ -82,7 +83,7 @@ def test_tasks_slow_down_when_others_begin() -> None:
     assert result.makespan_seconds == pytest.approx(1 / 4 + 1 / 2 + 1 / 4 + 1 / 2 + 1 + 1 / 2)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=draws(40))
 @given(st.sampled_from(["gpipe", "1f1b"]), st.sampled_from([1, 2, 4]), st.integers(1, 6))
 def test_shared_cores_do_the_sum_of_the_work(schedule: str, stages: int, microbatches: int) -> None:
     """Where k devices are k times as slow, the step takes as long as all work on one, whatever the
@@ -120,7 +121,7 @@ def by_small_steps(work: list[tuple[int, float, float]], sharing: Sharing) -> di
     return ends
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=draws(60))
 @given(
     tasks=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), min_size=1, max_size=4),
     wide=st.booleans(),

@@ -26,6 +26,7 @@ from shardopt.passes.importing.user_shardings import (
     read_meshes,
     split_texts,
 )
+from tests.draws import draws
 
 SHAPE = (8, 16)
 
@@ -79,7 +80,7 @@ def tile_texts(draw: st.DrawFn) -> tuple[str, tuple[int, int]]:
     return f"{{devices=[{counts}]{iota}{last}}}", tiles[:2]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(tile_texts())
 def test_tile_texts_mean_what_xla_says(case: tuple[str, tuple[int, int]]) -> None:
     text, tiles = case
@@ -185,7 +186,7 @@ def test_tuples_of_texts() -> None:
     assert split_texts("{replicated}") == ["{replicated}"] and split_texts("{}") == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(st.data())
 def test_attributes_round_trip(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 4), max_size=3))

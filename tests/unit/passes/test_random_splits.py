@@ -17,6 +17,7 @@ from jax import lax
 from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.io import module_bytecode
 from shardopt.runtime.reference import run_reference
+from tests.draws import draws
 from tests.unit.passes.loop_expansion import expand_loop
 from tests.unit.passes.split_checks import lower, normal, split
 
@@ -109,7 +110,9 @@ def run(program: Program, weights: list[jax.Array], x: jax.Array, y: jax.Array) 
 
 @pytest.mark.slow
 @given(programs, st.sampled_from([2, 4]), st.booleans(), st.sampled_from(sorted(FUNCTIONS)))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(
+    max_examples=draws(25), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
 def test_a_random_step_is_exact_or_refused(
     program: Program, count: int, train: bool, function: str
 ) -> None:

@@ -32,6 +32,7 @@ from shardopt.report.plan_diff import differences
 from shardopt.support.documents import json_text
 from shardopt.support.errors import UserError
 from shardopt.tools.shardopt import main
+from tests.draws import draws
 
 MODEL = str(Path(__file__).parents[3] / "docs" / "tutorial" / "mlp.mlir")
 
@@ -371,7 +372,7 @@ DAMAGE = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(st.lists(DAMAGE, min_size=1, max_size=2))
 def test_damaged_files_are_applied_or_refused(damage: list[tuple[str, object]]) -> None:
     data = document()
@@ -392,7 +393,7 @@ def test_damaged_files_are_applied_or_refused(damage: list[tuple[str, object]]) 
         assert sorted(d for stage in plan.summary.stages for d in stage.devices) == [0, 1, 2, 3]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(JSON | st.text(max_size=30))
 def test_any_values_are_refused(value: Any) -> None:
     _, errors = read_plan_file(value)

@@ -30,6 +30,7 @@ from shardopt.runtime.state.manifest import (
 from shardopt.runtime.state.ownership import owned_slices
 from shardopt.runtime.state.shard_files import ShardWriter, read_slice
 from shardopt.support.errors import UserError
+from tests.draws import draws
 
 AXES = ("x", "y", "z")
 
@@ -66,7 +67,7 @@ def _slices(slice_: Slice) -> tuple[slice, ...]:
     return tuple(slice(*extent) for extent in slice_)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(
     placements(),
     placements(),
@@ -200,7 +201,7 @@ def _mutations(document: Any, draw: Any) -> Any:
     return document
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=draws(120), deadline=None)
 @given(st.data())
 def test_damaged_manifests_are_one_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -277,7 +278,7 @@ def test_a_file_that_the_driver_cannot_see_is_named(tmp_path: Path) -> None:
     folder.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 @given(
     placements(),
     st.sampled_from(["float32", "bfloat16", "float8_e4m3fn", "int32", "bool"]),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shardopt.runtime.errors import FailureKind
 from shardopt.runtime.health.limits import Limits
 from shardopt.runtime.program.instructions import Send
+from tests.draws import draws
 from tests.unit.runtime.detector_model import (
     Conditions,
     Interval,
@@ -80,7 +81,7 @@ PAUSED = Conditions(
 @example(LONG_STAGE)
 @example(SLOW_LINK)
 @example(PAUSED)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 def test_no_healthy_run_is_ended(of_run: Conditions) -> None:
     assert SimulatedRun(of_run, LIMITS).steps(STEPS) is None
 

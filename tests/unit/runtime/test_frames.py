@@ -21,6 +21,7 @@ from shardopt.runtime.backends.frames import receive_frame, send_frame
 from shardopt.runtime.backends.gather import gather
 from shardopt.runtime.errors import Cancelled, FailureKind, MeshError
 from shardopt.support.errors import UserError
+from tests.draws import draws
 
 SCALARS = (
     st.none()
@@ -53,7 +54,7 @@ def passed_on(value: Any) -> Any:
     return frame
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(VALUES)
 def test_values_come_out_as_they_went_in(value: Any) -> None:
     assert repr(passed_on(value)) == repr(value)  # which knows -0.0 and nan

@@ -19,6 +19,7 @@ from shardopt.runtime.program.json_form import (
     program_to_json,
     readable_json,
 )
+from tests.draws import draws
 from tests.unit.runtime.random_programs import program_of_all_kinds
 from tests.unit.runtime.test_runtime_program import build, pipeline
 
@@ -129,7 +130,7 @@ DOCUMENT = program_to_json(build_program(program_of_all_kinds()))
 PLACES = [path for path in leaves(json.loads(DOCUMENT)) if path]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(
     st.sampled_from(PLACES),
     st.sampled_from([None, -1, 0, 1, 3, 10**12, 1.5, True, "", "m0", [], [0], [[0, 9]], {}]),

@@ -18,6 +18,7 @@ from shardopt.runtime.program.host_routes import Round, rounds_of
 from shardopt.runtime.program.hosts import Host, hosts_of
 from shardopt.runtime.program.instructions import Instruction, Route
 from shardopt.runtime.program.json_form import program_from_json, program_to_json
+from tests.draws import draws
 from tests.unit.runtime.random_programs import (
     KEEPING,
     KINDS,
@@ -28,7 +29,9 @@ from tests.unit.runtime.random_programs import (
     program_of_all_kinds,
 )
 
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(
+    max_examples=draws(40), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @QUICK

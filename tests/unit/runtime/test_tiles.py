@@ -40,6 +40,7 @@ from shardopt.runtime.program.routes import make_route
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.solve.resharding.transfers import plan_resharding
 from shardopt.support.errors import UserError
+from tests.draws import draws
 
 MESHES = (Mesh("a", (("x", 2),), (0, 1)), Mesh("b", (("x", 2),), (2, 3)))
 WHOLE = TensorSpec((8,), "int32", Sharding(((),)))
@@ -72,7 +73,7 @@ def ends(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Mesh, Sharding], tuple
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(
     ends(),
     st.lists(

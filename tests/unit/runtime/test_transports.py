@@ -25,6 +25,7 @@ from shardopt.runtime.transports.landing import Landing, ShardSlice
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.transports.ray_objects import RayObjectTransport, as_bytes
 from shardopt.runtime.transports.sockets import Address, SocketTransport
+from tests.draws import draws
 
 F32 = np.dtype(np.float32)
 MIB = 1 << 20
@@ -183,7 +184,7 @@ def test_pieces_of_any_type_land_in_shards(unix: bool) -> None:
                 np.testing.assert_array_equal(shard, piece)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 @given(st.data())
 def test_any_slices_come_through_in_any_slices(data: st.DataObject) -> None:
     """With short limits, so that every way of splitting is taken: long runs, staged parts, many
@@ -212,7 +213,7 @@ def test_any_slices_come_through_in_any_slices(data: st.DataObject) -> None:
         assert target.tobytes() == source.tobytes()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=30), st.integers(8, 64))
 def test_small_and_large_messages_are_told_apart(sizes: list[int], ahead: int) -> None:
     """However many of them, or how little of one, is read at once."""

@@ -21,6 +21,7 @@ from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 from shardopt.schedule.validate import ScheduleError
 from shardopt.schedule.workload import Workload
 from shardopt.support.errors import UserError
+from tests.draws import draws
 
 F, B, I, W = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT
 
@@ -111,7 +112,7 @@ def test_bounds_hold_on_three_stages(seed: int) -> None:
     )
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=draws(20))
 @given(
     seed=st.integers(0, 10**6),
     stages=st.sampled_from([2, 4, 8]),
@@ -136,7 +137,7 @@ def test_no_named_schedule_is_shorter(
             assert chosen.result.makespan_seconds <= run_workload(named, work).makespan_seconds
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=draws(20))
 @given(seed=st.integers(0, 10**6), in_flight=st.integers(1, 6))
 def test_memory_is_kept(seed: int, in_flight: int) -> None:
     result = auto_schedule(workload(4, 8, seed, in_flight=in_flight)).result
@@ -150,7 +151,7 @@ def test_memory_for_nothing_is_an_error() -> None:
         auto_schedule(workload(2, 2, 0, in_flight=0))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=draws(20))
 @given(seed=st.integers(0, 10**6), chunks=st.sampled_from([2, 3]))
 def test_several_stages_a_mesh(seed: int, chunks: int) -> None:
     work = workload(2 * chunks, 4, seed, meshes=2)

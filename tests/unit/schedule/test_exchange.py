@@ -24,6 +24,7 @@ from shardopt.schedule.exchange import (
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import SCHEDULES, SEVERAL, ScheduleKind, build_schedule
 from shardopt.schedule.validate import ScheduleError, link
+from tests.draws import draws
 
 
 def blocks_by_brute_force(steps: Steps, rendezvous: bool) -> bool:
@@ -75,7 +76,7 @@ def exchanges(draw: st.DrawFn) -> Steps:
     return tuple(map(tuple, steps))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 @given(steps=exchanges(), rendezvous=st.booleans())
 def test_blocked_exchanges_are_found(steps: Steps, rendezvous: bool) -> None:
     outcome = run_exchange(steps, rendezvous)
@@ -84,7 +85,7 @@ def test_blocked_exchanges_are_found(steps: Steps, rendezvous: bool) -> None:
         assert "mesh" in describe(steps, outcome, lambda mesh, at: f"mesh {mesh}", "#{}".format)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=draws(200))
 @given(steps=exchanges())
 def test_sends_in_order_of_receipt_never_block(steps: Steps) -> None:
     free = tuple(tuple(step for step in row if step[0] is not Do.SENT) for row in steps)
@@ -96,7 +97,7 @@ def test_sends_in_order_of_receipt_never_block(steps: Steps) -> None:
     assert blocks_by_brute_force(ordered, True) == blocks_by_brute_force(free, False)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=draws(100))
 @given(data=st.data(), kind=st.sampled_from([*SCHEDULES.values()]), microbatches=st.integers(1, 4))
 def test_corrupted_schedules_are_refused_exactly_when_they_block(
     data: st.DataObject, kind: ScheduleKind, microbatches: int

@@ -21,6 +21,7 @@ from shardopt.schedule.schedules import (
 )
 from shardopt.schedule.token_slices import token_slices
 from shardopt.support.errors import UserError
+from tests.draws import draws
 
 
 @pytest.mark.parametrize("meshes", [2, 4, 8, 16])
@@ -80,7 +81,7 @@ def test_terapipe(meshes: int) -> None:
             )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=draws(60))
 @given(
     seed=st.integers(0, 10**6),
     meshes=st.integers(1, 9),

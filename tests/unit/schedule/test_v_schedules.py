@@ -11,6 +11,7 @@ from shardopt.schedule.memory import peak_in_flight
 from shardopt.schedule.schedules import build_schedule
 from shardopt.schedule.simulator import StepMemory, TransferCosts, simulate
 from shardopt.schedule.tasks import StageTask, TaskKind
+from tests.draws import draws
 
 F = TaskKind.FORWARD
 I = TaskKind.BACKWARD_INPUT
@@ -63,7 +64,7 @@ def test_no_bubbles_grow_with_microbatches_where_the_paper_says_so(meshes: int) 
             assert grows["v-half"] == pytest.approx(0, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=draws(60))
 @given(data=st.data(), meshes=st.integers(1, 9), microbatches=st.integers(1, 24))
 def test_unequal_tasks_keep_to_the_memory(
     data: st.DataObject, meshes: int, microbatches: int

@@ -13,6 +13,7 @@ from shardopt.solve.assignment.sharing.price_rounds import PriceRounds
 from shardopt.solve.assignment.sharing.share_ascent import ShareAscent, SpreadMessages
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.assignment.table_store import TableStore
+from tests.draws import seeds
 from tests.unit.solve.assignment.test_shared_edges import exact, random_sharing, true_cost
 
 
@@ -21,7 +22,7 @@ def least_cost(sharing: Sharing) -> float:
     return min(true_cost(sharing, choice) for choice in choices)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8, 3))
 def test_bounds_hold_and_rise_above_those_of_equal_shares(seed: int) -> None:
     sharing = random_sharing(seed)
     best = least_cost(sharing)
@@ -48,7 +49,7 @@ def test_most_bounds_are_close_to_brute_force() -> None:
     assert len(gaps) > 5 and np.median(gaps) < 0.05
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, 2))
 def test_a_bound_spread_from_tied_copies_holds_and_begins_higher(seed: int) -> None:
     sharing = random_sharing(seed, copies=3)
     best = price_splitting.solve_shared(sharing, exact, SearchLimits(gap_tolerance=1e-9)).objective
@@ -146,7 +147,7 @@ def test_nothing_is_sought_beyond_the_gap_that_was_asked_for(
 
 
 @pytest.mark.parametrize("by_ascent", [False, True], ids=["few tables", "many tables"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8, 3))
 def test_brief_answers_lie_between_their_bounds_and_the_start(
     monkeypatch: pytest.MonkeyPatch, seed: int, by_ascent: bool
 ) -> None:

@@ -19,6 +19,7 @@ from shardopt.solve.assignment.sharing.price_rounds import PriceRounds, Solve
 from shardopt.solve.assignment.sharing.price_splitting import solve_shared
 from shardopt.solve.assignment.sharing.shared_edges import Sharing
 from shardopt.solve.assignment.sharing.shared_model import solve_exactly
+from tests.draws import draws, seeds
 
 
 def exact(problem: Problem, start: object, limits: SearchLimits) -> Solution:
@@ -90,7 +91,7 @@ def true_cost(sharing: Sharing, choice: tuple[int, ...]) -> float:
     return total
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=draws(40))
 @given(st.integers(0, 10**6))
 def test_shares_never_charge_more_than_the_truth_and_fair_ones_charge_it(seed: int) -> None:
     sharing, rng = random_sharing(seed), np.random.default_rng(seed)
@@ -105,7 +106,7 @@ def test_shares_never_charge_more_than_the_truth_and_fair_ones_charge_it(seed: i
     assert evaluate(fair, first).objective == pytest.approx(true_cost(sharing, first))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, 6))
 def test_the_least_true_cost_is_that_of_brute_force(seed: int) -> None:
     sharing = random_sharing(seed)
     solution = solve_shared(sharing, exact, SearchLimits())
@@ -216,7 +217,7 @@ def test_what_is_excluded_is_no_answer(seed: int) -> None:
     assert solution.objective == pytest.approx(min(true_cost(sharing, each) for each in allowed))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12, 4))
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_held_copies_take_memory_or_are_made_again(seed: int, recomputes: bool) -> None:
     """Readers run one after the other, each other one reads the copy; perhaps the value can be

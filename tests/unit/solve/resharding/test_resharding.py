@@ -33,6 +33,7 @@ from shardopt.solve.resharding.slices import cut, volume
 from shardopt.solve.resharding.strategies import Resharding
 from shardopt.solve.resharding.transfers import plan_resharding, plan_together
 from shardopt.support.errors import UserError
+from tests.draws import draws
 
 Side = tuple[Mesh, Sharding]
 STRATEGIES = ("send_recv", "local_allgather", "broadcast")
@@ -260,7 +261,7 @@ class TestArray:
 # ---- balance and order ----
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=draws(80), deadline=None)
 @given(data=st.data())
 def test_the_assignment_of_senders_is_the_best(data: st.DataObject) -> None:
     """Against all assignments, with slices of random sizes that random devices hold, on four hosts
@@ -308,7 +309,7 @@ def test_many_boxes_are_spread_evenly() -> None:
     assert max(sent) <= 1.01 * sum(sent) / 8
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 3), st.integers(4, 7), st.integers(1, 9)), min_size=1, max_size=14
@@ -417,7 +418,7 @@ def deliver(
         received[send.dst_device][window] = sources[send.src_device][window]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(problem=problems(), hosts=st.sampled_from(CLUSTERS))
 def test_random_plans_fill_every_tile_exactly_once(
     problem: tuple[tuple[int, ...], Side, Side], hosts: Cluster

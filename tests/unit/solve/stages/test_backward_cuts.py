@@ -10,6 +10,7 @@ from shardopt.solve.stages.layers.backward_cuts import (
     BackwardValue,
     place_backward,
 )
+from tests.draws import draws
 
 
 def crossing_bytes(problem: BackwardProblem, layer: tuple[int, ...]) -> int:
@@ -59,7 +60,7 @@ def problems(draw: st.DrawFn) -> BackwardProblem:
     return BackwardProblem(num_layers, tuple(least), tuple(most), tuple(values))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(problems())
 def test_cuts_are_as_cheap_as_any_placement(problem: BackwardProblem) -> None:
     within = product(
@@ -74,7 +75,7 @@ def test_cuts_are_as_cheap_as_any_placement(problem: BackwardProblem) -> None:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(problems())
 def test_contradictory_bounds_give_way_upwards(problem: BackwardProblem) -> None:
     placed = place_backward(problem)

@@ -14,6 +14,7 @@ from shardopt.graph.op_graph import SHARED
 from shardopt.graph.recomputed_units import RecomputedUnits
 from shardopt.solve.stages.body.backward import backward_rows
 from shardopt.solve.stages.body.recomputation import Recomputation, find_recomputations
+from tests.draws import draws
 
 NUM_LAYERS = 3
 
@@ -96,7 +97,7 @@ def kept(rows: LayeredBody, backward: set[int]) -> set[int]:
     }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(bodies(), st.integers(0, 2), st.integers(1, 3))
 def test_to_postpone_keeps_less(rows: LayeredBody, start: int, length: int) -> None:
     end = min(start + length, NUM_LAYERS)
@@ -110,7 +111,7 @@ def test_to_postpone_keeps_less(rows: LayeredBody, start: int, length: int) -> N
     assert not any(made.intersection(rows.reads[row]) for row in set(inside) - backward)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(
     bodies(),
     st.sampled_from([{0: 0}, {0: 0, 1: 1}, {0: 0, 1: 0}, {0: 0, 1: 1, 2: 2}]),

@@ -38,6 +38,7 @@ from shardopt.solve.stages.costs.recomputation import can_recompute
 from shardopt.solve.stages.stage_problem import Copies, stage_configs
 from shardopt.solve.stages.step_graph import StepGraph
 from shardopt.support.errors import UserError
+from tests.draws import draws
 from tests.unit.solve.stages.model_steps import step_of
 from tests.unit.solve.stages.step_graphs import StepBuilder
 
@@ -115,7 +116,7 @@ def chain(depth: int, microbatches: int, shares_weights: bool) -> StepGraph:
 
 
 @given(st.data(), st.integers(1, 4), st.sampled_from((1, 2, 8)), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 def test_no_plan_of_a_chain_is_below_its_bounds(
     data: st.DataObject, depth: int, microbatches: int, shares_weights: bool
 ) -> None:

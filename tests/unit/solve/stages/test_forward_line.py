@@ -14,6 +14,7 @@ from shardopt.solve.stages.layers.blocks import BlockRun, count_blocks, find_blo
 from shardopt.solve.stages.layers.forward_line import ForwardLine
 from shardopt.solve.stages.layers.layer_dp import Value, solve_layers
 from shardopt.support.errors import UserError
+from tests.draws import draws
 
 
 def runs_of(text: str) -> list[tuple[int, int, int]]:
@@ -39,7 +40,7 @@ def test_blocks(operations: str, runs: list[tuple[int, int, int]]) -> None:
     assert runs_of(operations) == runs
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(2, 6), st.data())
 def test_planted_blocks_are_found(block: list[int], repeats: int, data: st.DataObject) -> None:
     """Whatever stands around them: foreign operations, fewer than the blocks."""

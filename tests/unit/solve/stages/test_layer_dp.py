@@ -18,6 +18,7 @@ from shardopt.solve.stages.layers.layer_dp import (
     solve_layers,
 )
 from shardopt.support.errors import UserError
+from tests.draws import draws
 
 
 def chain(sizes: list[int]) -> list[Value]:
@@ -62,7 +63,7 @@ def problems(draw: st.DrawFn) -> tuple[list[int], list[Value], int, float]:
     return flops, values, draw(st.integers(1, n)), draw(st.sampled_from([0.0, 0.1, 0.5, 2.0]))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=draws(400), deadline=None)
 @given(problems())
 def test_agrees_with_brute_force(problem: tuple[list[int], list[Value], int, float]) -> None:
     flops, values, num_layers, delta = problem
@@ -83,7 +84,7 @@ def test_agrees_with_brute_force(problem: tuple[list[int], list[Value], int, flo
     assert all(a < b for a, b in solution.layers)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=draws(400), deadline=None)
 @given(problems(), st.sampled_from([0.1, 0.5, 0.9, 1.0]))
 def test_a_least_share_agrees_with_brute_force(
     problem: tuple[list[int], list[Value], int, float], least: float
@@ -100,7 +101,7 @@ def test_a_least_share_agrees_with_brute_force(
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(problems(), st.sampled_from([0.0, 0.5]))
 def test_auto_agrees_with_brute_force(
     problem: tuple[list[int], list[Value], int, float], least: float
@@ -199,7 +200,7 @@ def test_equal_shares() -> None:
         equal_shares([1], 2)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.data())
 def test_equal_shares_are_as_near_as_cuts_can_be(weights: list[int], data: st.DataObject) -> None:
     """Each cut is the nearest to its share of those that the cuts before it and the layers behind

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from shardopt.graph.op_graph import SHARED
 from shardopt.solve.stages.layers.layering import Layering, LayerProblem, assign_layers
 from shardopt.support.errors import UserError
+from tests.draws import draws
 from tests.unit.solve.stages.step_graphs import StepBuilder
 
 
@@ -270,7 +271,7 @@ def reached_nodes(
     return nodes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 @given(networks(), st.integers(1, 4), st.sampled_from(["dp", "equal-op", "equal-layer"]))
 def test_dataflow_never_turns_back(step: StepBuilder, num_layers: int, method: str) -> None:
     problem = step.problem(num_layers, method=method, delta=float(num_layers))

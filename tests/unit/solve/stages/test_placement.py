@@ -14,6 +14,7 @@ from shardopt.hardware.cluster import Cluster, Device, Link, Submesh
 from shardopt.hardware.topology import submeshes
 from shardopt.solve.stages.search.placement import place
 from shardopt.support.errors import UserError
+from tests.draws import draws
 
 
 def cluster(hosts: int, devices_per_host: int) -> Cluster:
@@ -102,7 +103,7 @@ def fewest_hops(c: Cluster, stages: Sequence[tuple[int, Submesh]]) -> int | None
     return min(search(0, frees, range(0), 0), default=None)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=draws(400), deadline=None)
 @given(st.data())
 def test_no_placement_crosses_hosts_less_often(data: st.DataObject) -> None:
     counts = data.draw(
@@ -121,7 +122,7 @@ def test_no_placement_crosses_hosts_less_often(data: st.DataObject) -> None:
         assert hops(c, place(c, stages)) == fewest
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(st.data())
 def test_powers_of_two_and_whole_hosts_always_pack(data: st.DataObject) -> None:
     c = cluster(data.draw(st.integers(1, 4)), data.draw(st.sampled_from([1, 2, 4, 8])))

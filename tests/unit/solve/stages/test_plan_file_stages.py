@@ -31,6 +31,7 @@ from shardopt.solve.stages.stage_problem import (
     used_devices,
 )
 from shardopt.support.errors import UserError
+from tests.draws import draws
 
 CLUSTERS = tuple(
     load_cluster(spec) for spec in ("cpu-test:1x2", "cpu-test:2x2", "cpu-test:1x2+cpu-test:1x1")
@@ -93,7 +94,7 @@ def all_plans(
                     yield plan
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 @given(st.data())
 def test_the_best_plan_that_the_file_allows_is_found(data: st.DataObject) -> None:
     cluster = data.draw(st.sampled_from(CLUSTERS))

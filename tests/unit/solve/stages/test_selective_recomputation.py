@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shardopt.graph.layered_body import LayeredBody
 from shardopt.solve.stages.body.selection import select_kept
+from tests.draws import draws
 
 WRITING = 150  # FLOPs in the time that a byte is written
 
@@ -55,7 +56,7 @@ def rerun(
     return rows, missing
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=draws(400), deadline=None)
 @given(forwards())
 def test_no_other_choice_costs_less(drawn: tuple[LayeredBody, int, frozenset[int]]) -> None:
     body, count, already = drawn

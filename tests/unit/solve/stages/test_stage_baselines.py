@@ -33,6 +33,7 @@ from shardopt.solve.stages.stage_problem import (
 )
 from shardopt.support.counts import counted
 from shardopt.support.errors import UserError
+from tests.draws import draws
 from tests.unit.solve.stages.planner_problems import (
     Allowed,
     all_plans,
@@ -170,7 +171,7 @@ SPACES: dict[str, Allowed | None] = {
 
 
 @pytest.mark.parametrize("name", SPACES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=draws(30), deadline=None)
 @given(st.data())
 def test_agrees_with_brute_force_over_its_own_space(name: str, data: st.DataObject) -> None:
     planner, allowed = find_planner(name), SPACES[name]
@@ -212,7 +213,7 @@ def restricted(
 
 
 @pytest.mark.parametrize("name", PLANNER_NAMES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 8))
 def test_no_baseline_is_better_than_the_stage_dp(
     name: str, seed: int, layers: int, batches: int
@@ -248,7 +249,7 @@ def test_equal_stages_by_hand() -> None:
 # ---- the random walk ----
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(problems(), st.integers(0, 5), st.integers(0, 100))
 def test_the_walk_gives_plans_that_fit_and_none_better_than_the_best(
     problem: StageProblem, seed: int, proposals: int
@@ -295,7 +296,7 @@ def test_the_walk_nears_the_optimum_of_a_large_problem_and_keeps_to_a_number_of_
     assert len(planner.solve(problem, PlannerInput(3, proposals=500)).stages) == 3
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(problems(), st.integers(0, 1000), st.booleans())
 def test_proposals_keep_the_exact_cover(problem: StageProblem, seed: int, may_cut: bool) -> None:
     plans, random = RandomPlans(problem, None), Random(seed)

@@ -396,7 +396,10 @@ def test_seconds_never_fall_on_the_way_to_exact_ones(limit: int) -> None:
 
 
 @pytest.mark.usefixtures("short_and_lean")
-@pytest.mark.parametrize("limit", [2432, 2464, 2496, 2528])
+@pytest.mark.parametrize(
+    "limit",
+    [2432, 2528, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (2464, 2496))],
+)
 def test_bounds_hold_where_leaner_shardings_turn_out_shorter(limit: int) -> None:
     candidates = replace(problem(), memory_limit_bytes=(limit,))
     least = solve_stages(exact(candidates)[1]).seconds
@@ -406,8 +409,24 @@ def test_bounds_hold_where_leaner_shardings_turn_out_shorter(limit: int) -> None
     assert plan.seconds == pytest.approx(least, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["interleaved:2", "zb-v", "chimera", "pipedream"])
-@pytest.mark.parametrize("limit", [5 * BYTES, 24 * BYTES])
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("interleaved:2", 5 * BYTES),
+        ("zb-v", 24 * BYTES),
+        ("chimera", 5 * BYTES),
+        ("pipedream", 24 * BYTES),
+        *(
+            pytest.param(name, limit, marks=pytest.mark.slow)
+            for name, limit in (
+                ("interleaved:2", 24 * BYTES),
+                ("zb-v", 5 * BYTES),
+                ("chimera", 24 * BYTES),
+                ("pipedream", 5 * BYTES),
+            )
+        ),
+    ],
+)
 def test_costs_found_for_one_schedule_serve_the_others(name: str, limit: int) -> None:
     """What is known already says nothing else than what is found anew, at fewer solves: bounds stay
     below, and in the end all is equal. How long what does not fit takes, bounds alone say, and which

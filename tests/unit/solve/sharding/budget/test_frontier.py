@@ -21,6 +21,7 @@ from shardopt.solve.sharding.budget.operand_copies import split_copies
 from shardopt.solve.sharding.budget.rematerialization import find_candidates
 from shardopt.solve.sharding.budget.search import Fit, fit
 from shardopt.solve.sharding.intra_op.problem import IntraOpProblem, build_problem
+from tests.draws import draws, seeds
 from tests.unit.solve.sharding.op_graphs import CLUSTER, LINE, elementwise, f32, matmul, mlp
 
 PAIR = Mesh("m", (("x", 2),), (0, 1))
@@ -78,10 +79,7 @@ def front_of(seed: int) -> Frontier:
     return find_frontier(build_problem(random_graph(seed, 3), PAIR, CLUSTER), MANY)
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(seed, marks=pytest.mark.slow if seed >= 8 else ()) for seed in range(16)],
-)
+@pytest.mark.parametrize("seed", seeds(16, 4))
 def test_the_front_is_the_pareto_front_of_all_plans(seed: int) -> None:
     expected, front = pareto_front(seed, 3), front_of(seed)
     for point in front.points:
@@ -104,7 +102,7 @@ def test_most_fronts_are_proven_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "least"), [(8, 4), pytest.param(16, 6, marks=pytest.mark.slow)], ids=str
+    ("seeds", "least"), [(4, 2), pytest.param(16, 6, marks=pytest.mark.slow)], ids=str
 )
 def test_random_programs_have_steps(seeds: int, least: int) -> None:
     """Fronts of one point would prove little; of the seeds that are compared with all plans."""
@@ -113,7 +111,7 @@ def test_random_programs_have_steps(seeds: int, least: int) -> None:
 
 @pytest.mark.parametrize("searches", [1, 2, 4])
 def test_a_front_of_few_searches_says_only_what_holds(searches: int) -> None:
-    for seed in range(8):
+    for seed in range(draws(8)):
         expected = pareto_front(seed, 3)
         front = find_frontier(build_problem(random_graph(seed, 3), PAIR, CLUSTER), searches)
         assert front.searches <= searches

@@ -16,6 +16,7 @@ from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.constraints import Constraints
+from tests.draws import draws
 from tests.unit.solve.sharding.op_graphs import CLUSTER, LINE, MESH, elementwise, f32, matmul, rule
 
 SHAPE = (8, 8)
@@ -94,7 +95,7 @@ def constrained(
 
 @pytest.mark.parametrize("merged", [False, True])
 @given(graph=graphs(), data=st.data())
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=draws(40), deadline=None, derandomize=True)
 def test_a_constraint_to_what_a_value_has_anyway_changes_no_cost(
     merged: bool, graph: OpGraph, data: st.DataObject
 ) -> None:

@@ -18,6 +18,7 @@ from shardopt.solve.sharding.intra_op.plan import IntraOpPlan
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.constraints import Constraints
 from shardopt.solve.sharding.strategies.strategies import Strategy, marker_strategy
+from tests.draws import draws
 from tests.unit.solve.sharding.intra_op.test_intra_op import seconds_of
 from tests.unit.solve.sharding.op_graphs import CLUSTER, MESH, f32, matmul, rule
 
@@ -71,7 +72,7 @@ def some_shardings() -> st.SearchStrategy[tuple[Sharding, ...]]:
     return st.lists(st.sampled_from(EVERY), min_size=1, max_size=3, unique=True).map(tuple)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 @given(
     st.dictionaries(st.sampled_from([0, 1, 3]), some_shardings(), min_size=1),
     st.sampled_from([frozenset[str](), frozenset("x"), frozenset("y"), frozenset("xy")]),
