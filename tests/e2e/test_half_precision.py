@@ -15,7 +15,7 @@ import shardopt
 from benchmarks.cost.checkpoint_models import Params
 from examples import gpt
 
-CONFIG = gpt.Config(layers=2, hidden=32, heads=4, vocab=64, length=16)
+CONFIG = gpt.Config(layers=1, hidden=32, heads=4, vocab=64, length=16)
 
 
 def step(params: Params, tokens: jax.Array) -> tuple[Params, jax.Array]:

@@ -18,7 +18,7 @@ from tests.e2e.test_plan_and_run import plan_of
 @pytest.mark.parametrize("phase", PHASE_NAMES[1:])
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "gpt" else ()) for name in MODELS],
+    [pytest.param(name, marks=() if name == "scanned" else pytest.mark.slow) for name in MODELS],
 )
 def test_a_phase_alone_gives_the_bytes_of_the_pipeline(name: str, phase: str) -> None:
     plan = plan_of(name)

@@ -54,7 +54,7 @@ def reference_of(name: str) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("gpt", {}),
+        pytest.param("gpt", {}, marks=pytest.mark.slow),
         pytest.param("gpt", {"microbatches": 1}, marks=pytest.mark.slow),
         pytest.param("gpt", {"microbatches": 4, "schedule": "gpipe"}, marks=pytest.mark.slow),
         pytest.param(
@@ -62,7 +62,11 @@ def reference_of(name: str) -> list[np.ndarray]:
             {"stages": 1, "submesh": "1x4", "logical_shape": "2x2"},
             marks=pytest.mark.slow,
         ),
-        ("gpt", {"stages": 4, "submesh": "1x1", "microbatches": 4, "layers": 4}),
+        pytest.param(
+            "gpt",
+            {"stages": 4, "submesh": "1x1", "microbatches": 4, "layers": 4},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("gpt", {"microbatches": 4, "schedule": "eager-1f1b"}, marks=pytest.mark.slow),
         pytest.param("gpt", {"microbatches": 4, "schedule": "zero-bubble"}, marks=pytest.mark.slow),
         pytest.param("gpt", {"intra_op": "data"}, marks=pytest.mark.slow),
@@ -92,7 +96,9 @@ def reference_of(name: str) -> list[np.ndarray]:
             },
         ),
         ("clipped", {}),
-        ("clipped", {"microbatches": 4, "schedule": "zero-bubble"}),
+        pytest.param(
+            "clipped", {"microbatches": 4, "schedule": "zero-bubble"}, marks=pytest.mark.slow
+        ),
         pytest.param(
             "clipped", {"microbatches": 4, "intra_op": "heuristic"}, marks=pytest.mark.slow
         ),
@@ -112,7 +118,7 @@ def test_outputs_equal_those_of_one_device(name: str, options: dict[str, Any]) -
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "gpt" else ()) for name in MODELS],
+    [pytest.param(name, marks=() if name == "scanned" else pytest.mark.slow) for name in MODELS],
 )
 def test_equal_plans_have_equal_bytes(name: str) -> None:
     assert plan_of(name).module == plan_of.__wrapped__(name).module
@@ -129,11 +135,11 @@ def test_a_schedule_from_a_csv_file_is_run(tmp_path: Path) -> None:
     """All forwards but one ahead, in an order that no name stands for."""
     listed = tmp_path / "mine.csv"
     listed.write_text("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1B0,1F1,1F2,1B1,1B2,1F3,1B3\n")
-    plan = plan_of("gpt", microbatches=4, schedule=str(listed))
+    plan = plan_of("scanned", microbatches=4, schedule=str(listed))
     assert plan.summary.schedule == "mine"
     assert str(plan.simulate().schedule) == listed.read_text().replace(",", " ").strip()
-    outputs = run_plan(plan, MODELS["gpt"]()[1])
-    assert [row for row in compare(outputs, reference_of("gpt")) if not row.within(TOLERANCE)] == []
+    rows = compare(run_plan(plan, MODELS["scanned"]()[1]), reference_of("scanned"))
+    assert [row for row in rows if not row.within(TOLERANCE)] == []
 
 
 @pytest.mark.slow
@@ -150,7 +156,7 @@ def test_the_schedule_built_from_durations_is_run() -> None:
 
 
 def test_transfers_between_hosts_use_the_cards_of_both() -> None:
-    plan = make_plan(MODELS["gpt"]()[0], PlanOptions("cpu-test:2x1", microbatches=2, stages=2))
+    plan = make_plan(MODELS["scanned"]()[0], PlanOptions("cpu-test:2x1", microbatches=2, stages=2))
     with make_context() as context:
         program = read_program(load_module(plan.module, context))
         pipeline = read_pipeline(program, read_topology(program.main))

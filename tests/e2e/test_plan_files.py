@@ -152,9 +152,9 @@ def test_an_edited_plan_runs(tmp_path: Path) -> None:
 
 
 MANUAL: dict[str, dict[str, Any]] = {
-    "number of layers": {"layers": {"count": 4}},
+    "number of layers": {"layers": {"count": 2}},
     "starts of layers": {"layers": {"starts": ["tanh", "tanh"]}, "stages": [{}, {}]},
-    "stages": {"stages": [{"layers": [0, 2]}, {"layers": [3, 7]}]},
+    "stages": {"stages": [{"layers": [0, 0]}, {"layers": [1, 3]}]},
     "meshes": {
         "stages": [
             {"submesh": "1x1"},
@@ -164,7 +164,7 @@ MANUAL: dict[str, dict[str, Any]] = {
     },
     "one mesh": {"stages": [{}, {"devices": None, "submesh": "1x2"}]},
     "sharding of an argument": {
-        "stages": [{"shardings": {"inputs": {"arg0": "[{}, {y}]"}}, "layers": [0, 3]}, {}]
+        "stages": [{"shardings": {"inputs": {"arg0": "[{}, {y}]"}}, "layers": [0, 1]}, {}]
     },
 }
 
@@ -175,9 +175,9 @@ def test_what_a_file_leaves_open_is_planned(kind: str, tmp_path: Path) -> None:
     options = {
         "cluster": "cpu-test:1x4",
         "microbatches": 4,
-        "layers": None if "layers" in fields else 8,
+        "layers": None if "layers" in fields else 4,
     }
-    plan, _ = applied(deep_mlp(), tmp_path, {"version": 3, "options": options, **fields})
+    plan, _ = applied(deep_mlp(4), tmp_path, {"version": 3, "options": options, **fields})
     written, stages = values_of(plan), plan.summary.stages
     assert sorted(device for stage in stages for device in stage.devices) == [0, 1, 2, 3]
     if "stages" in fields:
@@ -190,7 +190,7 @@ def test_what_a_file_leaves_open_is_planned(kind: str, tmp_path: Path) -> None:
         }
         assert fixed.items() <= row.items()
     if kind == "number of layers":
-        assert written["layers"]["count"] == 4
+        assert written["layers"]["count"] == 2
     if kind == "starts of layers":
         assert written["layers"]["count"] == 3
     if kind == "sharding of an argument":
@@ -200,16 +200,16 @@ def test_what_a_file_leaves_open_is_planned(kind: str, tmp_path: Path) -> None:
 def test_given_stages_are_the_best_of_their_kind(tmp_path: Path) -> None:
     """A file that says what the planner would find anyway changes nothing; one that says less is
     never better."""
-    plan_options = PlanOptions("cpu-test:1x4", microbatches=4, layers=8, stages=2, schedule="1f1b")
-    plan = make_plan(deep_mlp(), plan_options, cache=False)
+    plan_options = PlanOptions("cpu-test:1x4", microbatches=4, layers=4, stages=2, schedule="1f1b")
+    plan = make_plan(deep_mlp(4), plan_options, cache=False)
     values = values_of(plan)
-    options = {"cluster": "cpu-test:1x4", "microbatches": 4, "layers": 8, "schedule": "1f1b"}
+    options = {"cluster": "cpu-test:1x4", "microbatches": 4, "layers": 4, "schedule": "1f1b"}
     shapes = [{"submesh": stage["submesh"]} for stage in values["stages"]]
-    again, _ = applied(deep_mlp(), tmp_path, {"version": 3, "options": options, "stages": shapes})
+    again, _ = applied(deep_mlp(4), tmp_path, {"version": 3, "options": options, "stages": shapes})
     formula = values["predicted"]["formula_seconds"]
     assert values_of(again)["predicted"]["formula_seconds"] == pytest.approx(formula, rel=1e-6)
-    cuts = [{"layers": [0, 0]}, {"layers": [1, 7]}]
-    worse, _ = applied(deep_mlp(), tmp_path, {"version": 3, "options": options, "stages": cuts})
+    cuts = [{"layers": [0, 0]}, {"layers": [1, 3]}]
+    worse, _ = applied(deep_mlp(4), tmp_path, {"version": 3, "options": options, "stages": cuts})
     assert values_of(worse)["predicted"]["formula_seconds"] >= formula
 
 
@@ -217,8 +217,8 @@ def test_given_stages_are_the_best_of_their_kind(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         (
-            {"stages": [{"layers": [0, 3]}, {"layers": [5, 7]}]},
-            "field 'stages.1..layers': expected layers from 4 on",
+            {"stages": [{"layers": [0, 1]}, {"layers": [3, 3]}]},
+            "field 'stages.1..layers': expected layers from 2 on",
         ),
         (
             {"stages": [{"submesh": "1x4"}, {}]},
@@ -234,11 +234,11 @@ def test_given_stages_are_the_best_of_their_kind(tmp_path: Path) -> None:
         ),
         ({"layers": {"starts": ["0"]}}, "expected a forward operation in every layer"),
         (
-            {"stages": [{"shardings": {"inputs": {"arg99": "[]"}}}]},
+            {"stages": [{"submesh": "1x4", "shardings": {"inputs": {"arg99": "[]"}}}]},
             "expected arguments of the stage .*found 'arg99'",
         ),
         (
-            {"stages": [{"shardings": {"inputs": {"arg0": "[{x}]"}}}]},
+            {"stages": [{"submesh": "1x4", "shardings": {"inputs": {"arg0": "[{x}]"}}}]},
             "field 'stages.0..shardings.inputs.arg0': sharding",
         ),
     ],
@@ -247,10 +247,10 @@ def test_what_cannot_be_is_said(fields: dict[str, Any], message: str, tmp_path: 
     options = {
         "cluster": "cpu-test:1x4",
         "microbatches": 4,
-        "layers": None if "layers" in fields else 8,
+        "layers": None if "layers" in fields else 4,
     }
     with pytest.raises(UserError, match=message):
-        applied(deep_mlp(), tmp_path, {"version": 3, "options": options, **fields})
+        applied(deep_mlp(4), tmp_path, {"version": 3, "options": options, **fields})
 
 
 def test_options_of_the_user_come_before_those_of_the_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -27,7 +28,7 @@ from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import one_f_one_b_in_flight, stage_configs
 from shardopt.support.errors import UserError
-from tests.e2e.models import MODELS, batch_args, export_step
+from tests.e2e.models import MODELS, batch_args, export_step, mlp
 
 MICROBATCHES = 4
 
@@ -67,7 +68,7 @@ def predicted_and_planned(artifact: bytes, plan_options: PlanOptions) -> tuple[f
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "gpt" else ()) for name in MODELS],
+    [pytest.param(name, marks=() if name == "scanned" else pytest.mark.slow) for name in MODELS],
 )
 def test_a_price_is_what_the_shard_phase_plans(name: str) -> None:
     """One stage: its loop and its update."""
@@ -125,15 +126,23 @@ def test_a_stage_of_two_costs_what_it_recomputes(recompute: str) -> None:
     assert stage_seconds == pytest.approx([planned["m0"], planned["m1"]], rel=5e-3)
 
 
-def test_gradients_are_summed_once_a_step() -> None:
-    """A model that is dear beside its optimizer: the sums are those of the loop's end, not of every
-    microbatch."""
+def wide_gpt() -> bytes:
     config = Config(layers=1, hidden=64, heads=2, vocab=64, length=32)
     optimizer, step = make_train_step(config)
     params = init_params(config, jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (32, config.length + 1), 0, config.vocab)
-    artifact, _ = export_step(step, (params, optimizer.init(params)), (tokens,))
-    predicted, loop, others = predicted_and_planned(artifact, options("gpt", microbatches=8))
+    return export_step(step, (params, optimizer.init(params)), (tokens,))[0]
+
+
+def wide_mlp() -> bytes:
+    return mlp(1024, 64, 2)[0]
+
+
+@pytest.mark.parametrize("model", [wide_mlp, pytest.param(wide_gpt, marks=pytest.mark.slow)])
+def test_gradients_are_summed_once_a_step(model: Callable[[], bytes]) -> None:
+    """A model that is dear beside its optimizer: the sums are those of the loop's end, not of every
+    microbatch."""
+    predicted, loop, others = predicted_and_planned(model(), options("gpt", microbatches=8))
     assert predicted == pytest.approx(loop + others, rel=2e-3)
 
 
@@ -147,4 +156,4 @@ def test_what_a_loop_computes_is_paid_for() -> None:
 
 def test_the_stage_phase_keeps_to_the_memory_budget() -> None:
     with pytest.raises(UserError, match="no plan of 1 stage of"):
-        make_plan(MODELS["gpt"]()[0], options("gpt", memory_budget="10000"))
+        make_plan(mlp(8, 16, 2)[0], options("mlp", memory_budget="3000"))

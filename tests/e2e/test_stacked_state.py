@@ -19,7 +19,7 @@ from shardopt.runtime.program.signature import Signature
 from shardopt.runtime.state.initializers import normal
 from shardopt.support.errors import UserError
 
-LAYERS, WIDTH, WIDE, ROWS = 6, 16, 32, 8
+LAYERS, WIDTH, WIDE, ROWS = 4, 16, 32, 8
 Tree = Any
 OPTIMIZERS = {
     "clipped adamw": optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2)),
@@ -28,6 +28,8 @@ OPTIMIZERS = {
     "lamb": optax.lamb(1e-2),
     "every second": optax.MultiSteps(optax.adam(1e-2), 2),
 }
+# Where the optimizer is not what is looked at: plans take less time.
+MOMENTUM = optax.sgd(1e-2, momentum=0.9)
 
 
 def block(x: jax.Array, w: Tree) -> tuple[jax.Array, None]:
@@ -49,7 +51,7 @@ def train_step(optimizer: Any) -> Callable[..., Any]:
 
 
 def initial(optimizer: Any) -> tuple[Tree, Tree]:
-    keys = iter(jax.random.split(jax.random.key(0), 4))
+    keys = iter(jax.random.split(jax.random.key(3), 4))
 
     def weights(*shape: int) -> jax.Array:
         return 0.2 * jax.random.normal(next(keys), shape)
@@ -111,7 +113,7 @@ def test_a_step_trains_as_on_one_device() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [
-    {"schedule": "pipedream-2bw"}, {"schedule": "zero-bubble"}, {"schedule": "interleaved:2", "layers": 6, "stages": 4, "submesh": "1x2"},
+    {"schedule": "pipedream-2bw"}, {"schedule": "zero-bubble"}, {"schedule": "interleaved:2", "layers": 4, "stages": 4, "submesh": "1x2"},
     {"offload": "all", "recompute": "full"}, {"intra_op": "zero3"},
 ], ids=str)  # fmt: skip
 def test_other_plans_train_alike(options: dict[str, Any]) -> None:
@@ -136,7 +138,7 @@ def test_other_optimizers_train_alike(name: str) -> None:
 
 def test_checkpoints_hold_whole_arrays(tmp_path: Path) -> None:
     """Made in parts, written in parts, and read by a plan that keeps stacks whole, and back."""
-    optimizer = OPTIMIZERS["clipped adamw"]
+    optimizer = MOMENTUM
     expected = initial(optimizer)
     reference = jax.jit(train_step(optimizer))
     for number, options in enumerate(({"stages": 2}, {"stages": 1}, {"stages": 3})):
@@ -154,7 +156,7 @@ def test_checkpoints_hold_whole_arrays(tmp_path: Path) -> None:
 
 
 def test_a_step_beside_reads_the_rows_where_they_are() -> None:
-    optimizer = OPTIMIZERS["clipped adamw"]
+    optimizer = MOMENTUM
     state = initial(optimizer)
     with parallel(optimizer, stages=2) as step:
         evaluate = step.beside(loss)
@@ -171,7 +173,7 @@ def test_a_step_beside_reads_the_rows_where_they_are() -> None:
 
 
 def test_parts_of_arguments_are_read_and_made() -> None:
-    optimizer = OPTIMIZERS["clipped adamw"]
+    optimizer = MOMENTUM
     state = initial(optimizer)
     with parallel(optimizer, stages=3) as step:
         step(*state, X, Y)
@@ -182,7 +184,7 @@ def test_parts_of_arguments_are_read_and_made() -> None:
         whole = run.argument(number)
         assert whole.shape == (LAYERS, WIDE, WIDTH)
         np.testing.assert_array_equal(
-            run.argument(number, ((1, 5), (3, 9), (0, 2))), whole[1:5, 3:9, 0:2]
+            run.argument(number, ((1, 3), (3, 9), (0, 2))), whole[1:3, 3:9, 0:2]
         )
         asked: list[tuple[slice, ...]] = []
 
