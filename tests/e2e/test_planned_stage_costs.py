@@ -78,19 +78,19 @@ def test_a_price_is_what_the_shard_phase_plans(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "recompute",
+    ("name", "recompute"),
     [
-        "selective",
+        ("scanned", "selective"),
         *(
-            pytest.param(mode, marks=pytest.mark.slow)
-            for mode in ("none", "layer:1", "selective:1", "layer", "full")
+            pytest.param("gpt", mode, marks=pytest.mark.slow)
+            for mode in ("none", "layer:1", "selective:1", "selective", "layer", "full")
         ),
     ],
 )
-def test_a_stage_of_two_costs_what_it_recomputes(recompute: str) -> None:
+def test_a_stage_of_two_costs_what_it_recomputes(name: str, recompute: str) -> None:
     """Two stages on one device each: every one costs what the shard phase says of its fragments."""
-    plan_options = options("gpt", stages=2, layers=4, submesh="1x1", recompute=recompute)
-    dumps = dict(make_plan(MODELS["gpt"]()[0], plan_options).phases)
+    plan_options = options(name, stages=2, layers=4, submesh="1x1", recompute=recompute)
+    dumps = dict(make_plan(MODELS[name]()[0], plan_options).phases)
     planned: dict[str, float] = defaultdict(float)
     with make_context() as context:
         module = load_module(dumps["cluster"].encode(), context)

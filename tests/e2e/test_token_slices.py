@@ -71,7 +71,9 @@ def plan_model(artifact: bytes, slices: str, **options: Any) -> Plan:
             {"recompute": "selective", "offload": "optimizer"},
             marks=pytest.mark.slow,
         ),
-        ("5,3", (5, 3), {"microbatches": 1, "recompute": "full"}),
+        pytest.param(
+            "5,3", (5, 3), {"microbatches": 1, "recompute": "full"}, marks=pytest.mark.slow
+        ),
         pytest.param(
             "1,4,3",
             (1, 4, 3),

@@ -658,7 +658,7 @@ def test_a_refusal_names_bytes_that_a_plan_needs(schedule: str) -> None:
         planner = sharing_planner(planner, "dp", kind)
 
     def search(limit: int | None) -> PlanSearch:
-        within = replace(problem(6), memory_limit_bytes=(limit,))
+        within = replace(problem(), memory_limit_bytes=(limit,))
         costs = CostsByKind(within).of(kind)
         return search_plans(costs, [schedule], within.transfers(), planner, PlannerInput())
 
