@@ -37,6 +37,7 @@ from shardopt.ir.rewriting import operations
 from shardopt.mesh.mesh import Mesh
 from shardopt.options.names import ReshardingStrategy
 from shardopt.passes.base import Pass, PassContext, plan_option
+from shardopt.solve.resharding.moved_meshes import moved, on_first_hosts
 from shardopt.solve.resharding.plan import ReshardingPlan, bytes_on_wire, plans_seconds
 from shardopt.solve.resharding.strategies import Resharding
 from shardopt.solve.resharding.transfers import plan_together
@@ -72,7 +73,8 @@ def _resharding_attr(plan: ReshardingPlan, seconds: float) -> ir.DictAttr:
 
 
 class _Planner:
-    """Plans groups of transfers; equal groups have one plan."""
+    """Plans groups of transfers; groups that are equal but for the hosts they are on have one
+    plan."""
 
     def __init__(self, cluster: Cluster, strategy: str) -> None:
         self._cluster, self._strategy = cluster, strategy
@@ -80,10 +82,12 @@ class _Planner:
 
     def plans(self, group: tuple[Resharding, ...]) -> tuple[tuple[ReshardingPlan, ...], float]:
         """With the seconds until all are through."""
-        if group not in self._known:
-            plans = plan_together(group, self._cluster, self._strategy)
-            self._known[group] = plans, plans_seconds(self._cluster, plans)
-        return self._known[group]
+        first, by = on_first_hosts(group, self._cluster)
+        if first not in self._known:
+            plans = plan_together(first, self._cluster, self._strategy)
+            self._known[first] = plans, plans_seconds(self._cluster, plans)
+        plans, seconds = self._known[first]
+        return tuple(moved(plan, by) for plan in plans), seconds
 
 
 @dataclass(frozen=True)

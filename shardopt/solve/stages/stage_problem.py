@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -192,6 +192,7 @@ class StageProblem:
             )
         return cuts
 
+    @cached_property
     def limit_bytes(self) -> np.ndarray:
         """Memory of a device of each config's group, `[C]`."""
         return np.array([self.memory_bytes[config.group] for config in self.configs], dtype=float)
@@ -215,7 +216,7 @@ class StageProblem:
         """The configs with which layers [start, end) have a finite time and enough memory for so
         many copies, bool `[C]`."""
         need = self.need_bytes(copies, (start, end))
-        return (need <= self.limit_bytes()) & np.isfinite(self.seconds[start, end])
+        return (need <= self.limit_bytes) & np.isfinite(self.seconds[start, end])
 
     def shardable(self) -> np.ndarray:
         """Stages that end after they start and have a finite time, bool `[L + 1, L + 1, C]`."""

@@ -413,4 +413,5 @@ def _least_recomputed(recompute: str, last: bool) -> str:
 def interval_sums(values: np.ndarray) -> np.ndarray:
     """`[O, L]` to `[L + 1, L + 1, C]`: the sum over the layers [i, j)."""
     total = np.concatenate([np.zeros((values.shape[0], 1)), np.cumsum(values, axis=1)], axis=1)
-    return np.transpose(total[:, None, :] - total[:, :, None], (1, 2, 0)).clip(min=0.0)
+    sums = np.ascontiguousarray(total.T)
+    return (sums[None, :] - sums[:, None]).clip(min=0.0)

@@ -134,7 +134,7 @@ class LazyStageCosts:
         which takes longer and shows more; whether all of them do then."""
         problem = self.arrays.stage_problem(in_flight_of)
         copies = held_copies(problem, len(stages))[::-1]
-        limits = problem.limit_bytes()
+        limits = problem.limit_bytes
         return all(
             self.arrays.fit(stage, ceil(held.in_flight), held.versions)
             for stage, held in zip(stages, copies, strict=True)

@@ -81,7 +81,7 @@ def _enough(problem: StageProblem, plan: Stages, num_stages: int | None, shared_
 def _most_missing(problem: StageProblem, plan: Stages) -> float:
     """Bytes that the most demanding stage of a plan lacks; 0 where it fits."""
     copies = held_copies(problem, len(plan))[::-1]
-    limits = problem.limit_bytes()
+    limits = problem.limit_bytes
     return max(
         0.0,
         *(
@@ -163,7 +163,7 @@ def _leanest(
 
 def _lack_bytes(problem: StageProblem, copies: Copies, where: tuple[int, ...]) -> np.ndarray:
     """How many bytes are missing, as `StageProblem.need_bytes`."""
-    return np.maximum(problem.need_bytes(copies, where) - problem.limit_bytes(), 0.0)
+    return np.maximum(problem.need_bytes(copies, where) - problem.limit_bytes, 0.0)
 
 
 def _least_maximum(recursion: Recursion) -> tuple[float, tuple[PipelineSlot, ...]]:

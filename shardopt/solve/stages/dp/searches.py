@@ -139,7 +139,7 @@ def cheapest_seconds(
     def flat(values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, dtype=float)
 
-    limits, fixed = problem.limit_bytes(), flat(problem.fixed_bytes)
+    limits, fixed = problem.limit_bytes, flat(problem.fixed_bytes)
     outside, weights = (
         fixed if values is None else flat(values)  # the least that is needed, and no versions
         for values in (problem.outside_bytes, problem.weight_bytes)

@@ -18,6 +18,7 @@ from shardopt.hardware.cluster_file import load_cluster
 from shardopt.hardware.profile import Measurement, Profile
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.resharding.message_order import best_order
+from shardopt.solve.resharding.moved_meshes import moved, on_first_hosts
 from shardopt.solve.resharding.plan import (
     ReshardingPlan,
     TileSend,
@@ -435,6 +436,48 @@ def test_random_plans_fill_every_tile_exactly_once(
         assert ReshardingPlan.from_array(plan.to_array(), plan.strategy, 8) == plan
         seconds[strategy] = plans_seconds(hosts, [plan])
     assert seconds["auto"] <= min(seconds[name] for name in STRATEGIES) * (1 + 1e-8)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    problem=problems(),
+    hosts=st.sampled_from((HOSTS_OF_TWO, HOSTS_OF_FOUR, MEASURED)),
+    by=st.integers(0, 3),
+    strategy=st.sampled_from((*STRATEGIES, "auto")),
+)
+def test_what_is_alike_but_for_its_hosts_has_one_plan(
+    problem: tuple[tuple[int, ...], Side, Side], hosts: Cluster, by: int, strategy: str
+) -> None:
+    """What is planned on some hosts, moved, is what is planned where it is."""
+    shape, *ends = problem
+    [group] = hosts.groups
+    larger = replace(hosts, groups=(replace(group, hosts=group.hosts + 3),))
+    devices = by * group.devices_per_host
+    first, there = (
+        Resharding(
+            shape,
+            4,
+            *(
+                (replace(mesh, name=name, devices=tuple(d + more for d in mesh.devices)), sharding)
+                for name, (mesh, sharding) in zip(names, ends, strict=True)
+            ),
+        )
+        for names, more in (("ab", 0), ("cd", devices))
+    )
+    (one, before), (other, behind) = (on_first_hosts([each], larger) for each in (first, there))
+    assert one == other and behind == before + devices
+    [plan] = plan_together(one, larger, strategy)
+    assert (moved(plan, behind),) == plan_together([there], larger, strategy)
+
+
+def test_meshes_on_several_groups_of_hosts_stay_where_they_are() -> None:
+    ends = (Mesh("m", (("x", 2),), (2, 8)), ROWS), (Mesh("n", (("x", 2),), (4, 5)), REPLICATED)
+    resharding = Resharding((4, 4, 4), 4, *ends)
+    [same], by = on_first_hosts([resharding], TWO_GROUPS)
+    assert by == 0 and same.source[0].devices == (2, 8)
+    behind = [(replace(mesh, devices=(14, 15)), sharding) for mesh, sharding in ends]
+    [there], by = on_first_hosts([Resharding((4, 4, 4), 4, *behind)], TWO_GROUPS)
+    assert by == 4 and there.source[0].devices == (10, 11)
 
 
 class TestStreaming:
