@@ -3,8 +3,12 @@ them gives."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -192,6 +196,44 @@ def test_too_little_memory_for_one_mesh_is_refused_alike(
     with pytest.raises(DiagnosedError) as each:
         sharded(ten, "memory-budget=5KiB")
     assert str(shared.value) == str(each.value)
+
+
+_SHARD = """
+import os, sys
+from shardopt.support.children import cores, may_fork
+may_fork()
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module, module_text
+from shardopt.pipeline.manager import run_pipeline
+from shardopt.pipeline.phases import phase_range
+forks, fork = [], os.fork
+def counted():
+    forks.append(fork())
+    return forks[-1]
+os.fork = counted
+with make_context() as context:
+    module = load_module(sys.stdin.buffer.read(), context)
+    run_pipeline(module, phase_range("shard", "shard", "memory-budget=6KiB"))
+    sys.stdout.write(module_text(module))
+sys.exit(os.EX_OK if bool(forks) == (cores() > 1) else "children where there is no core for them")
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_plans_of_several_processes_are_those_of_one(ten: bytes) -> None:
+    """Kinds of meshes, and halves of the meshes of a kind, are planned on all cores."""
+    both = os.sched_getaffinity(0)
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", _SHARD],
+            input=ten,
+            stdout=subprocess.PIPE,
+            preexec_fn=partial(os.sched_setaffinity, 0, cores),
+            check=True,
+        ).stdout
+        for cores in (both, {min(both)})
+    ]
+    assert texts[0] == texts[1] != b""
 
 
 def pair(first: int, second: int, size: int = 4, group: int = 0) -> OpGraph:

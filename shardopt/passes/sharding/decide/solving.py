@@ -10,12 +10,15 @@ larger number fits there too, and what bounds the one for the smaller number bou
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, pairwise
+from typing import Any
 
 from shardopt.extract.mesh_graphs import MeshGraph
+from shardopt.graph.op_graph import OpGraph
 from shardopt.graph.residency import MicrobatchLoop
 from shardopt.graph.structure import Structure, structure_of
 from shardopt.hardware.cluster import Cluster
@@ -84,6 +87,17 @@ class _Kind:
             return self.problem
         return self.problem.with_residency(replace(residency, loop=self.loops[in_flight]))
 
+    def plain_fits(self, keys: Iterable[InFlight]) -> dict[InFlight, Fit]:
+        """Some of the plans, for another process, without the graph and the strategies, which that
+        has: equal ones would not do where it asks which of its own it has."""
+        return {key: _with(self.fits[key], graph=_NO_GRAPH, strategies={}) for key in keys}
+
+    def take(self, fits: Mapping[InFlight, Fit]) -> None:
+        """Plans that `plain_fits` handed over."""
+        for key, fit in fits.items():
+            chosen = self.problem.strategies(fit.solution.choice)
+            self.fits[key] = _with(fit, graph=self.graph.graph, strategies=chosen)
+
 
 class MeshSolver:
     """Solves one mesh after another. Plans are as long as others within the share `gap`."""
@@ -103,18 +117,26 @@ class MeshSolver:
         return len(self._kinds)
 
     def prepare(self, requests: Iterable[Request]) -> None:
-        """Solve all that `plan` will need of these, without memory, as many at a time as there are
-        cores."""
-        kinds = list(dict.fromkeys(self._kind(request)[0] for request in requests))
+        """Solve all that `plan` will need of these, as many at a time as there are cores."""
+        wanted = defaultdict[_Kind, list[InFlight]](list)
+        for request in requests:
+            kind, _ = self._kind(request)
+            wanted[kind].append(_in_flight(request.graph.residency.loop))
+        kinds = [*wanted]
 
-        def solve(number: int) -> Solution:
+        def solve(number: int) -> tuple[Solution, dict[InFlight, Fit]]:
             kind = kinds[number]
             progress(number, len(kinds), f"kinds of meshes, now {kind.graph.mesh}")
-            return self.solve(kind.problem)
+            kind.relaxed = self.solve(kind.problem)
+            for in_flight in wanted[kind]:
+                if self._fit(kind, in_flight).plan is None:  # which ends the planning
+                    break
+            return kind.relaxed, kind.plain_fits(kind.fits)
 
-        solutions = results([partial(solve, number) for number in range(len(kinds))])
-        for kind, solution in zip(kinds, solutions, strict=True):
-            kind.relaxed = solution
+        solved = results([partial(solve, number) for number in range(len(kinds))])
+        for kind, (relaxed, fits) in zip(kinds, solved, strict=True):
+            kind.relaxed = relaxed
+            kind.take(fits)
 
     def _kind(self, request: Request) -> tuple[_Kind, Structure | None]:
         """What a mesh looks like, and its own structure."""
@@ -149,10 +171,7 @@ class MeshSolver:
         if kind.relaxed is None:
             kind.relaxed = self.solve(kind.problem)
         in_flight = _in_flight(graph.residency.loop)
-        problem = kind.problem_with(in_flight)
-        if in_flight not in kind.fits:
-            self._fit_all(kind, in_flight)
-        fit = kind.fits[in_flight]
+        problem, fit = kind.problem_with(in_flight), self._fit(kind, in_flight)
         if kind.graph is graph:
             own = {op: op for op in range(len(graph.graph.ops))}
             return Solved(problem, fit, fit.plan, graph, own)
@@ -163,6 +182,11 @@ class MeshSolver:
         ops = dict(zip(kind.structure.ops, structure.ops, strict=True))
         plan = renamed(fit.plan, graph.graph, graph.mesh, tensors, ops)
         return Solved(problem, fit, plan, kind.graph, {op: first for first, op in ops.items()})
+
+    def _fit(self, kind: _Kind, in_flight: InFlight) -> Fit:
+        if in_flight not in kind.fits:
+            self._fit_all(kind, in_flight)
+        return kind.fits[in_flight]
 
     def _fit_all(self, kind: _Kind, wanted: InFlight) -> None:
         """Find the plans of a kind for all numbers of microbatches in flight, from the largest to
@@ -199,8 +223,23 @@ class MeshSolver:
             return
         middle = len(falling) // 2
         self._fit_one(kind, falling[middle])
-        self._fit_between(kind, falling[: middle + 1])
-        self._fit_between(kind, falling[middle:])
+
+        # Each half begins with plans of its own.
+        def fitted(half: Sequence[InFlight]) -> dict[InFlight, Fit]:
+            self._fit_between(kind, half)
+            return kind.plain_fits(half)
+
+        halves = falling[: middle + 1], falling[middle:]
+        for fits in results([partial(fitted, half) for half in halves if len(half) > 2]):
+            kind.take(fits)
+
+
+_NO_GRAPH = OpGraph((), (), (), ())
+
+
+def _with(fit: Fit, **parts: Any) -> Fit:
+    """With other parts of the plan, where there is one."""
+    return fit if fit.plan is None else replace(fit, plan=replace(fit.plan, **parts))
 
 
 def _in_flight(loop: MicrobatchLoop | None) -> InFlight:

@@ -385,10 +385,7 @@ class IntraOpProblem:
             raise UserError(
                 f"no sharding found on mesh {self.tables.mesh}: {solution.statistics.get('reason')}"
             )
-        strategies = {
-            op: self.tables.ops[op].strategies[choice]
-            for op, choice in zip(self.ops, solution.choice, strict=False)
-        }
+        strategies = self.strategies(solution.choice)
         shardings = {
             tensor: self.columns[tensor].shardings[choice]
             for tensor, choice in zip(self.inputs, solution.choice[len(self.ops) :], strict=False)
@@ -411,6 +408,13 @@ class IntraOpProblem:
             live_bytes=self._live_bytes(sharded, rematerialized),
             rematerialized=rematerialized,
         )
+
+    def strategies(self, choice: Sequence[int]) -> dict[int, Strategy]:
+        """Those of the operations, by the choice of a solution."""
+        return {
+            op: self.tables.ops[op].strategies[number]
+            for op, number in zip(self.ops, choice, strict=False)
+        }
 
     def _live_bytes(
         self, sharded: ShardedOps, rematerialized: tuple[Rematerialized, ...]
