@@ -122,7 +122,8 @@ class MeshSolver:
         for request in requests:
             kind, _ = self._kind(request)
             wanted[kind].append(_in_flight(request.graph.residency.loop))
-        kinds = [*wanted]
+        # The largest first: nobody waits long for the last one.
+        kinds = sorted(wanted, key=lambda kind: -len(kind.problem.ops))
 
         def solve(number: int) -> tuple[Solution, dict[InFlight, Fit]]:
             kind = kinds[number]
