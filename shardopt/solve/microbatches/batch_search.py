@@ -179,9 +179,17 @@ def _fitting(graph: OpGraph, step: StepInputs, families: Sequence[Family]) -> li
         and not family.looked_up
         and not family.parted
         and (family.leading or (not family.mixed and (family.kept or step.replaced)))
-        and (family.inputs or (family.state and family.leading and has_products(graph)))
+        and (family.inputs or (_leads_state(family) and has_products(graph)))
         and family.share >= _SMALL_SHARE
     ]
+
+
+def _leads_state(family: Family) -> bool:
+    """Whether state has the rows first: all of it, or some where nothing mixes them, such as tokens
+    beside caches of all layers in one array."""
+    if family.leading:
+        return bool(family.state)
+    return not family.mixed and family.kept and any(rows.dim == 0 for rows in family.state)
 
 
 def _agreeing(fitting: Sequence[Family]) -> list[Family]:

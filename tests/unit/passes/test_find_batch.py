@@ -106,6 +106,16 @@ def decode_alone(p: Any, cache: Any, token: jax.Array, at: jax.Array) -> Any:
     return jnp.argmax(scores, -1), cache, at + 1
 
 
+def decode_scanned(p: Any, cache: Any, token: jax.Array, at: jax.Array) -> Any:
+    """Weights and caches of all layers in one array each."""
+
+    def layer(x: jax.Array, of: Any) -> Any:
+        return attend(of[0], x, of[1], at)
+
+    x, cache = lax.scan(layer, p["table"][token], (p["layer"], cache))
+    return jnp.argmax(x @ p["out"], -1), cache, at + 1
+
+
 CACHE = (shape(ROWS, 16, 2, 4), shape(ROWS, 16, 2, 4))
 
 
@@ -294,6 +304,17 @@ CASES: Mapping[str, tuple[Step, tuple[Any, ...], tuple[int, ...], dict[str, int]
     "cache": (decode, (MODEL, CACHE, numbers(ROWS, 1), numbers()), (), CACHED),
     "all is state": (
         decode_alone, (MODEL, CACHE, numbers(ROWS, 1), numbers()), (1, 2, 3), CACHED,
+    ),
+    "all is state, of all layers": (
+        decode_scanned,
+        (
+            {**MODEL, "layer": jax.tree.map(lambda leaf: shape(2, *leaf.shape), ATTENTION)},
+            tuple(shape(2, *leaf.shape) for leaf in CACHE),
+            numbers(ROWS, 1),
+            numbers(),
+        ),
+        (1, 2, 3),
+        {"cache[0]": 1, "cache[1]": 1, "token": 0},
     ),
     "quantized": (quantized, ([int8(4, 8), int8(8, 3)], X), (), {"x": 0}),
     "batch normalization": (
