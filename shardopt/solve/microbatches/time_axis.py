@@ -9,13 +9,13 @@ code for one device (`shardopt.solve.microbatches.island_axis`).
 
 An op that needs a WHOLE or PARTIAL value next to a BATCHED one, or that mixes rows of the batch,
 *couples* the microbatches. That is harmless when it is `light` (made of batch inputs alone, cheap
-enough to compute on the full batch before the loop), or when no matrix product follows it
-(post-processing of outputs). Everything else is a `CouplingError`, unless `per_microbatch` lets a
-microbatch stand for the whole batch."""
+enough to compute on the full batch before the loop), or when no matrix products follow it, or but
+small ones (post-processing of outputs). Everything else is a `CouplingError`, unless
+`per_microbatch` lets a microbatch stand for the whole batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -42,6 +42,11 @@ from shardopt.solve.microbatches.region_axis import flow_regions
 # Ops whose cost makes a second, full-batch execution pointless: the microbatch body exists for
 # them.
 HEAVY = frozenset({"dot_general", "convolution", "while", "case", "custom_call"})
+# What a full batch of these costs is known.
+_PRODUCTS = frozenset({"dot_general", "convolution"})
+# Of the work of all products: products behind a coupling that are less, such as those of a metric,
+# run on the full batch behind the loop.
+_SMALL_SHARE = 0.05
 # Their first operand decides which region runs.
 _DECIDED = frozenset({"case", "if"})
 
@@ -137,12 +142,14 @@ class _Walk:
         if kinds <= {AxisKind.CONST}:
             self._constant(op, light)
             return
-        is_cheap = op.name not in HEAVY and op.rule is not None
-        light = light and (is_cheap or index in self.batch.cheap)
+        is_cheap = (op.name not in HEAVY and op.rule is not None) or index in self.batch.cheap
         holds_terms = bool(op.regions) and self.is_region and AxisKind.PARTIAL in kinds
         if AxisKind.BATCHED not in kinds and not holds_terms:
-            self._after_reduction(index, op, operands, light)
+            # Weights are known before the loop, too, and no rows of the batch are read with them.
+            is_known = all(each.light or each.kind is AxisKind.CONST for each in operands)
+            self._after_reduction(index, op, operands, is_known and is_cheap)
             return
+        light = light and is_cheap
         try:
             if op.regions:
                 self._enter_regions(index, op, operands, light)
@@ -385,19 +392,41 @@ class _Walk:
     def refuse_couplings(self) -> None:
         """A coupling is post-processing only if neither it nor what needs it is heavy; raises the
         first that is not."""
+        heavy = self._heavy_behind_couplings()
+        ops = self.graph.ops
+        is_product = all(ops[index].name in _PRODUCTS for index in heavy)
+        total = sum(op.flops for op in _with_regions(self.graph) if op.name in _PRODUCTS)
+        is_small = sum(ops[index].flops for index in heavy) <= _SMALL_SHARE * total
+        if not heavy or (is_product and is_small):
+            return
+        # The first one: those behind it may be consequences.
+        index, cause = next(iter(heavy.items()))
+        error = self.couplings[cause]
+        readers = self.consumers[ops[index].results[0]] if index == cause else (index,)
+        error.reader = min(readers, default=None)
+        raise error
+
+    def _heavy_behind_couplings(self) -> dict[int, int]:
+        """Heavy operations that are a coupling or need one, each with the first of these."""
         cause: dict[int, int] = {}
+        heavy: dict[int, int] = {}
         for index, op in enumerate(self.graph.ops):
             causes = {cause[t] for t in op.operands if t in cause}
             if index in self.couplings:
                 causes.add(index)
-            if causes and op.name in HEAVY:
-                # The first one: those behind it may be consequences.
-                error = self.couplings[min(causes)]
-                readers = self.consumers[op.results[0]] if index == min(causes) else (index,)
-                error.reader = min(readers, default=None)
-                raise error
-            if causes:
-                cause.update((result, min(causes)) for result in op.results)
+            if not causes:
+                continue
+            cause.update((result, min(causes)) for result in op.results)
+            if op.name in HEAVY:
+                heavy[index] = min(causes)
+        return heavy
+
+
+def _with_regions(graph: OpGraph) -> Iterator[Op]:
+    for op in graph.ops:
+        yield op
+        for region in op.regions:
+            yield from _with_regions(region.graph)
 
 
 def _entering(state: State) -> State:

@@ -74,6 +74,42 @@ def test_a_mask_sum_that_scales_gradients_is_computed_before_the_loop() -> None:
     assert "reduce" in names(program.prologue)
 
 
+def test_weights_next_to_sums_of_inputs_are_known_before_the_loop() -> None:
+    """Groups weighed by state, divided by how many rows each has (GroupDRO); inputs normalised by
+    running statistics."""
+
+    def step(state: Any, x: jax.Array, y: jax.Array, member: jax.Array) -> Any:
+        params, by_group, mean = state
+        mean = 0.9 * mean + 0.1 * jnp.mean(x, axis=0)
+
+        def loss(params: Any) -> Any:
+            errors = jnp.sum((mlp(params, x - mean) - y) ** 2, axis=-1)
+            losses = errors @ member / jnp.maximum(jnp.sum(member, axis=0), 1)
+            return losses @ by_group, losses
+
+        grads, losses = jax.grad(loss, has_aux=True)(params)
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        return params, by_group * jnp.exp(losses), mean
+
+    state = (mlp_params(), jnp.asarray([0.25, 0.75]), normal(5, 3))
+    member = jax.nn.one_hot(jnp.asarray([0, 1, 1, 0]), 2)
+    program = check(step, state, normal(3, ROWS, 3), normal(4, ROWS, 2), member)
+    assert "reduce" in names(program.prologue)
+    assert "exponential" in names(program.epilogue)
+
+
+def test_small_products_of_a_metric_stand_behind_the_loop() -> None:
+    """All pairs of the batch: of the predictions, beside a loss that has none of them."""
+
+    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        found = mlp(params, x)
+        return sgd(mse, params, x, y), found[:, :1] @ found[:, :1].T
+
+    params = {"w1": normal(1, 64, 64), "b1": normal(2, 64), "w2": normal(3, 64, 2)}
+    program = check(step, params, normal(3, ROWS, 64), normal(4, ROWS, 2))
+    assert "dot_general" in names(program.epilogue)
+
+
 def test_sums_of_narrow_numbers_are_rounded_once() -> None:
     """In f16 4096 + 1 is 4096, however often it is added."""
     weight, x = jnp.ones((1, 1), jnp.float16), jnp.asarray([[64], *[[1]] * 7], jnp.float16)
