@@ -321,8 +321,8 @@ def check_for_zero(plan: DataParallel, preset: str, stage: int) -> None:
         _check_gradients(plan, preset)
     elif not plan.flow.slots:
         raise UserError(
-            f"preset '{preset}' splits optimizer state: expected state that only the update "
-            "reads, found none"
+            f"preset '{preset}' splits optimizer state: expected state (arguments that the step "
+            "donates) that only the update reads, found none"
         )
 
 

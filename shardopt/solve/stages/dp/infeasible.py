@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from shardopt.solve.stages.stage_problem import Copies, StageProblem, Stages, he
 from shardopt.support.counts import counted, plural
 from shardopt.support.errors import UserError
 from shardopt.support.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from shardopt.solve.stages.dp.kernels import Costs
 
 
 class NoPlan(UserError):
@@ -146,9 +150,8 @@ def _leanest(
             _take_least(costs[level], lack(held), size_of)
         # Missing bytes stand for the seconds of a stage and for its longest slot: the least t_max
         # is then what the neediest stage lacks, and the sum decides between equals.
-        for recursion in CostTable(costs, costs, level_of, sizes).recursions(
-            counts, problem.most_stages
-        ):
+        table = CostTable(_alone(costs), level_of, sizes)
+        for recursion in table.recursions(counts, problem.most_stages):
             missing, answer = _least_maximum(recursion)
             stages = []
             for (start, end, size), level in zip(
@@ -180,6 +183,14 @@ def _least_maximum(recursion: Recursion) -> tuple[float, tuple[PipelineSlot, ...
         low, high = (middle, high) if tighter is None else (low, middle)
         answer = tighter or answer
     return float(candidates[high]), answer
+
+
+def _alone(seconds: np.ndarray) -> Costs:
+    """Costs of stages with nothing between them."""
+    from shardopt.solve.stages.dp.kernels import Costs
+
+    nothing = np.zeros(seconds.shape[1:3])
+    return Costs(seconds, nothing, nothing)
 
 
 def _take_least(least: np.ndarray, values: np.ndarray, size_of: np.ndarray) -> None:

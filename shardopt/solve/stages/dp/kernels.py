@@ -29,12 +29,13 @@ class Sizes(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What a stage adds to the sum, and its longest slot, for every level of microbatches in
-    flight, first layer, number of layers behind that and size; inf where infeasible. No stage has
-    more than W layers."""
+    """The seconds of stages, for every level of microbatches in flight, first layer, number of
+    layers behind that and size; inf where infeasible. No stage has more than W layers. A stage adds
+    its seconds and `more` to the sum, and its longest slot is no shorter than `longer`."""
 
-    total: np.ndarray  # [levels, L, W, G]
-    longest: np.ndarray  # [levels, L, W, G]
+    seconds: np.ndarray  # [levels, L, W, G]
+    more: np.ndarray  # [L, W]
+    longer: np.ndarray  # [L, W]
 
 
 class Need(NamedTuple):
@@ -126,8 +127,8 @@ def sweep(
 
     `rest[k, flat]` is a lower bound of the sum of the layers before k on `flat` devices; states
     whose sum must exceed `limit` are left out."""
-    total, longest = costs
-    layers, top = total.shape[1], best.shape[0] - 1
+    seconds = costs.seconds
+    layers, top = seconds.shape[1], best.shape[0] - 1
     best[:] = np.inf
     best[0, layers, 0] = 0.0
     # The finite part of each row: first <= flat < stop.
@@ -135,8 +136,10 @@ def sweep(
     stop = np.zeros((top + 1, layers + 1), dtype=np.int64)
     stop[0, layers] = 1
     for start in range(layers - 1, -1, -1):
-        for width in range(min(total.shape[2], layers - start)):
-            end = start + width + 1
+        for width in range(min(seconds.shape[2], layers - start)):
+            end, more = start + width + 1, costs.more[start, width]
+            if costs.longer[start, width] > t_max:
+                continue
             for state in range(top + 1):
                 if first[state, end] >= stop[state, end] or (state == top and not states.open):
                     continue
@@ -145,9 +148,10 @@ def sweep(
                 # itself.
                 into = best[min(state + 1, top), start]
                 for size in range(len(sizes.offset)):
-                    if longest[level, start, width, size] > t_max:
+                    cost = seconds[level, start, width, size]
+                    if cost > t_max:
                         continue
-                    cost = total[level, start, width, size]
+                    cost += more
                     offset, run, block = sizes.offset[size], sizes.run[size], sizes.block[size]
                     for base in range(0, len(tail), block):
                         for flat in range(
@@ -179,7 +183,7 @@ def trace(
 ) -> int:
     """The stages behind best[state, 0, full] as rows (first layer, layer after the last, size) of
     `stages`, and how many they are. The first of equals, so that the answer is deterministic."""
-    layers = costs.total.shape[1]
+    layers = costs.seconds.shape[1]
     start, flat, count = 0, sizes.full, 0
     while start < layers:
         source, end, size = _step(costs, t_max, states, sizes, best, Place(state, start, flat))
@@ -195,26 +199,26 @@ def _step(
     costs: Costs, t_max: float, states: States, sizes: Sizes, best: np.ndarray, place: Place
 ) -> tuple[int, int, int]:
     """(state, layer, size) that the best stage from a place leads to."""
-    total, longest = costs
+    seconds = costs.seconds
     state, start, flat = place
     top = best.shape[0] - 1
     lowest = max(state - 1, 0)
     highest = state if states.open and state == top else state - 1
-    for width in range(min(total.shape[2], total.shape[1] - start)):
-        end = start + width + 1
+    for width in range(min(seconds.shape[2], seconds.shape[1] - start)):
+        end, more = start + width + 1, costs.more[start, width]
+        if costs.longer[start, width] > t_max:
+            continue
         for source in range(lowest, highest + 1):
             level = states.level[source]
             for size in range(len(sizes.offset)):
                 before = flat - sizes.offset[size]
                 if before < 0 or before % sizes.block[size] >= sizes.run[size]:
                     continue
-                if longest[level, start, width, size] > t_max:
+                cost = seconds[level, start, width, size]
+                if cost > t_max:
                     continue
                 # `sweep` added the same two numbers, so the sum that it kept is equal to the last
                 # bit.
-                if (
-                    best[source, end, before] + total[level, start, width, size]
-                    == best[state, start, flat]
-                ):
+                if best[source, end, before] + (cost + more) == best[state, start, flat]:
                     return source, end, size
     return -1, -1, -1

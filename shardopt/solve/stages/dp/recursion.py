@@ -33,17 +33,15 @@ class PipelineSlot(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Recursion:
-    """`total` and `longest`, `[levels, L, W, G]`: what a stage adds to the sum, and its longest
-    slot, by first layer and number of layers behind that, for every size and every level of
-    microbatches in flight; inf where infeasible. Lower levels never cost more. `answers` are the
-    states in which a plan may end, `candidates` all values that t_max may have, rising.
+    """`costs` are those of stages (`shardopt.solve.stages.dp.kernels.Costs`), whose lower levels
+    never cost more. `answers` are the states in which a plan may end, `candidates` all values that
+    t_max may have, rising.
 
     `relaxed` is the recursion with the fewest microbatches in flight everywhere, for which the
     number of stages does not matter: a lower bound. It is None where this recursion is no
     different."""
 
-    total: np.ndarray
-    longest: np.ndarray
+    costs: Costs
     candidates: np.ndarray
     states: States
     sizes: Sizes
@@ -53,18 +51,17 @@ class Recursion:
     def solve(self, t_max: float, limit: float = np.inf) -> tuple[PipelineSlot, ...] | None:
         """The stages of least sum without a slot above `t_max`, or None if that sum exceeds
         `limit`."""
-        from shardopt.solve.stages.dp.kernels import Costs, trace
+        from shardopt.solve.stages.dp.kernels import trace
 
         best = self._sweep(t_max, limit)
         finals = best[list(self.answers), 0, -1] if best is not None else np.array([np.inf])
         # Without a limit, an infinite sum passes the first comparison.
         if best is None or not finals.min() <= limit or not np.isfinite(finals).any():
             return None
-        layers = self.total.shape[1]
+        layers = self.costs.seconds.shape[1]
         stages = np.empty((layers, 3), dtype=np.int64)
         state = self.answers[int(finals.argmin())]
-        costs = Costs(self.total, self.longest)
-        count = trace(costs, t_max, self.states, self.sizes, best, state, stages)
+        count = trace(self.costs, t_max, self.states, self.sizes, best, state, stages)
         return tuple(PipelineSlot(*map(int, row)) for row in stages[:count])
 
     def least_sums(self, t_max: float, limit: float) -> np.ndarray:
@@ -76,10 +73,14 @@ class Recursion:
 
     def measure(self, slots: tuple[PipelineSlot, ...]) -> tuple[float, float]:
         """The sum and the longest slot of an answer of a recursion with one level."""
-        stages = [(0, start, end - start - 1, size) for start, end, size in slots]
-        return sum(float(self.total[stage]) for stage in stages), max(
-            float(self.longest[stage]) for stage in stages
-        )
+        seconds, more, longer = self.costs
+        total = longest = 0.0
+        for start, end, size in slots:
+            width = end - start - 1
+            each = float(seconds[0, start, width, size])
+            total += each + float(more[start, width])
+            longest = max(longest, each, float(longer[start, width]))
+        return total, longest
 
     @cached_property
     def low_end(self) -> tuple[int, float]:
@@ -96,9 +97,9 @@ class Recursion:
         return low, float(self._before(self.candidates[-1])[0, -1]) if high >= 0 else np.inf
 
     def _sweep(self, t_max: float, limit: float) -> np.ndarray | None:
-        from shardopt.solve.stages.dp.kernels import Costs, sweep
+        from shardopt.solve.stages.dp.kernels import sweep
 
-        layers, width = self.total.shape[1], self.sizes.full + 1
+        layers, width = self.costs.seconds.shape[1], self.sizes.full + 1
         rest = np.zeros((layers + 1, width))
         if self.relaxed is not None:
             before = self.relaxed._before(t_max)
@@ -106,7 +107,7 @@ class Recursion:
                 return None
             rest = np.ascontiguousarray(before[::-1])
         best = np.empty((len(self.states.level), layers + 1, width))
-        sweep(Costs(self.total, self.longest), t_max, self.states, self.sizes, rest, limit, best)
+        sweep(self.costs, t_max, self.states, self.sizes, rest, limit, best)
         return best
 
     def _before(self, t_max: float) -> np.ndarray:
@@ -114,7 +115,7 @@ class Recursion:
         of a recursion that is relaxed itself."""
         from shardopt.solve.stages.dp.kernels import sweep
 
-        layers, width = self.total.shape[1], self.sizes.full + 1
+        layers, width = self.costs.seconds.shape[1], self.sizes.full + 1
         best = np.empty((1, layers + 1, width))
         nothing = np.zeros((layers + 1, width))
         sweep(self._backwards, t_max, self.states, self.sizes, nothing, np.inf, best)
@@ -127,23 +128,28 @@ class Recursion:
         from shardopt.solve.stages.dp.kernels import Costs
 
         # A stage whose first layer is so far from the begin ends as far from the end.
-        layers, most = self.total.shape[1:3]
+        seconds, more, longer = self.costs
+        layers, most = more.shape
         first = layers - 1 - np.arange(layers)[:, None] - np.arange(most)
         widths = np.broadcast_to(np.arange(most), first.shape)
-        exists = (first >= 0)[..., None]
+        exists, there = first >= 0, (first.clip(min=0), widths)
         return Costs(
-            *(
-                np.where(exists, each[0, first.clip(min=0), widths], np.inf)[None]
-                for each in (self.total, self.longest)
-            )
+            np.where(exists[..., None], seconds[0][there], np.inf)[None], more[there], longer[there]
         )
 
 
-def candidates_of(longest: np.ndarray) -> np.ndarray:
-    """All finite values of `longest`, rising. Between two levels most values stay the same."""
-    fresh = [longest[0].ravel(), *(b[a != b] for a, b in pairwise(longest))]
-    values = np.concatenate(fresh)
-    return np.unique(values[np.isfinite(values)])
+def candidates_of(costs: Costs) -> np.ndarray:
+    """All values that a longest slot may have, rising. Between two levels most seconds stay the
+    same."""
+    values = [_slots(costs, 0, np.isfinite(costs.seconds[0]))]
+    for level, (before, seconds) in enumerate(pairwise(costs.seconds), 1):
+        values.append(_slots(costs, level, (before != seconds) & np.isfinite(seconds)))
+    return np.unique(np.concatenate(values))
+
+
+def _slots(costs: Costs, level: int, which: np.ndarray) -> np.ndarray:
+    where = np.nonzero(which)
+    return np.maximum(costs.seconds[level][where], costs.longer[where[:2]])
 
 
 def make_sizes(problem: StageProblem) -> tuple[Sizes, np.ndarray]:

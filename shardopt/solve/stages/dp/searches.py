@@ -21,7 +21,7 @@ from shardopt.solve.stages.stage_problem import (
 )
 
 if TYPE_CHECKING:
-    from shardopt.solve.stages.dp.kernels import Sizes
+    from shardopt.solve.stages.dp.kernels import Costs, Sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,14 +117,17 @@ class SearchTables:
 
     def _table(self, group: int) -> CostTable:
         """Costs of the stages that fit, by level."""
+        from shardopt.solve.stages.dp.kernels import Costs
+
         if group not in self._tables:
             # 1F1B repeats its last count.
             levels, level_of = levels_of(self._groups[group][0])
             costs = cheapest_seconds(self.problem, levels, self.size_of, len(self.sizes.offset))
-            both, longer = self.problem.cut_seconds()[:, :-1, None, None]
-            self._tables[group] = CostTable(
-                costs + both, np.maximum(costs, longer), level_of, self.sizes
+            shape = costs.shape[1:3]
+            more, longer = (
+                np.repeat(cuts[:-1, None], shape[1], axis=1) for cuts in self.problem.cut_seconds()
             )
+            self._tables[group] = CostTable(Costs(costs, more, longer), level_of, self.sizes)
         return self._tables[group]
 
 
@@ -149,10 +152,11 @@ def cheapest_seconds(
     for versions in sorted({held.versions for held in levels}):
         rows = [row for row, held in enumerate(levels) if held.versions == versions]
         in_flight = np.array([float(levels[row].in_flight) for row in rows])
-        each = np.empty((len(rows), *costs.shape[1:]))
+        # Microbatches in flight and versions rise together.
+        each = costs[rows[0] : rows[-1] + 1]
+        assert len(each) == len(rows), "levels of a version follow each other"
         older = 0 if problem.weight_bytes is None else versions
         cheapest_by_size(flat(seconds), need, limits, size_of, older, in_flight, each)
-        costs[rows] = each
     return costs
 
 
@@ -171,11 +175,9 @@ class CostTable:
     """Costs by level, from which recursions are made; `level_of[s]` is the level of the s-th stage
     from the end."""
 
-    def __init__(
-        self, total: np.ndarray, longest: np.ndarray, level_of: np.ndarray, sizes: Sizes
-    ) -> None:
-        self.total, self.longest, self.level_of, self.sizes = total, longest, level_of, sizes
-        self.candidates = candidates_of(longest)
+    def __init__(self, costs: Costs, level_of: np.ndarray, sizes: Sizes) -> None:
+        self.costs, self.level_of, self.sizes = costs, level_of, sizes
+        self.candidates = candidates_of(costs)
 
     def recursions(self, counts: tuple[int, ...], most_stages: int) -> Iterator[Recursion]:
         """One recursion if all numbers of stages up to the most are allowed, else one for each."""
@@ -195,10 +197,10 @@ class CostTable:
 
     def any_count(self) -> Recursion:
         """Any number of stages; those behind which all cost the same are one state."""
-        last = len(self.level_of) - 1
+        last, seconds = len(self.level_of) - 1, self.costs.seconds
         # Two levels may cost the same: with memory to spare every config fits at both.
         while last > 0 and np.array_equal(
-            self.total[self.level_of[last - 1]], self.total[self.level_of[-1]]
+            seconds[self.level_of[last - 1]], seconds[self.level_of[-1]]
         ):
             last -= 1
         if last == 0:
@@ -212,8 +214,7 @@ class CostTable:
 
         anywhere = States(np.zeros(1, np.int64), True)
         return Recursion(
-            total=self.total[:1],
-            longest=self.longest[:1],
+            costs=self.costs._replace(seconds=self.costs.seconds[:1]),
             candidates=self.candidates,
             states=anywhere,
             sizes=self.sizes,
@@ -225,8 +226,7 @@ class CostTable:
 
         states = States(level, is_open)
         return Recursion(
-            total=self.total,
-            longest=self.longest,
+            costs=self.costs,
             candidates=self.candidates,
             states=states,
             sizes=self.sizes,
