@@ -396,7 +396,7 @@ class _Walk:
         ops = self.graph.ops
         is_product = all(ops[index].name in _PRODUCTS for index in heavy)
         total = sum(op.flops for op in _with_regions(self.graph) if op.name in _PRODUCTS)
-        is_small = sum(ops[index].flops for index in heavy) <= _SMALL_SHARE * total
+        is_small = sum(ops[index].flops for index in heavy) < _SMALL_SHARE * total
         if not heavy or (is_product and is_small):
             return
         # The first one: those behind it may be consequences.

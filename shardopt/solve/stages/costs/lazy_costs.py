@@ -25,6 +25,7 @@ from shardopt.solve.stages.costs.cost_cache import CostCache, CostCounts
 from shardopt.solve.stages.dp.infeasible import leanest_plan, what_is_missing
 from shardopt.solve.stages.stage_problem import (
     InFlight,
+    StageConfig,
     StageProblem,
     Stages,
     StageSolution,
@@ -164,24 +165,35 @@ class LazyStageCosts:
         return self._plainest(self._nearly_fitting(found, in_flight_of, planner), in_flight_of)
 
     def _plainest(self, best: StageSolution, in_flight_of: InFlight) -> StageSolution:
-        """The plan whose stages recompute nothing where that takes no longer: where the search
-        ended because no plan is shorter, one may be as long."""
-        problem = self.arrays.stage_problem(in_flight_of)
-        place_of = {config: place for place, config in enumerate(problem.configs)}
+        """The plan whose stages recompute nothing, and lay nothing on hosts, where that takes no
+        longer: where the search ended because no plan is shorter, one may be as long."""
+        configs = self.candidates.configs
+        place_of = {config: place for place, config in enumerate(configs)}
         for number, (start, stop, config) in enumerate(best.stages):
-            plain = place_of.get(replace(problem.configs[config], recompute="none"), config)
-            if plain == config:
-                continue
-            stage = start, stop, plain
-            stages = (*best.stages[:number], stage, *best.stages[number + 1 :])
-            is_spent = best.status == "feasible" and self._pending(stages)
-            if is_spent or not _is_as_short(problem, stages, best):
-                continue
-            self.complete(stages)
-            problem = self.arrays.stage_problem(in_flight_of)
-            if _is_as_short(problem, stages, best):
-                best = replace(evaluate(problem, stages), bound=best.bound, status=best.status)
+            for plain in _plainer(configs[config]):
+                if plain not in place_of:
+                    continue
+                stage = start, stop, place_of[plain]
+                stages = (*best.stages[:number], stage, *best.stages[number + 1 :])
+                if shorter := self._as_short(stages, best, in_flight_of):
+                    best = shorter
+                    break
         return best
+
+    def _as_short(
+        self, stages: Stages, best: StageSolution, in_flight_of: InFlight
+    ) -> StageSolution | None:
+        """The plan of stages, where it takes no longer than the best one and that is known, or is
+        found out by a search that may do so."""
+        problem = self.arrays.stage_problem(in_flight_of)
+        is_spent = best.status == "feasible" and self._pending(stages)
+        if is_spent or not _is_as_short(problem, stages, best):
+            return None
+        self.complete(stages)
+        problem = self.arrays.stage_problem(in_flight_of)
+        if not _is_as_short(problem, stages, best):
+            return None
+        return replace(evaluate(problem, stages), bound=best.bound, status=best.status)
 
     def _nearly_fitting(
         self, best: StageSolution, in_flight_of: InFlight, planner: Planner
@@ -356,6 +368,13 @@ class LazyStageCosts:
 def _bound_of(plan: StageSolution) -> float:
     """The lower bound that a planner proves, or that of one which has none: what it finds best."""
     return plan.seconds if np.isnan(plan.bound) else plan.bound
+
+
+def _plainer(config: StageConfig) -> list[StageConfig]:
+    """The same without recomputation, or without what lies on hosts, the plainest first."""
+    at_all = replace(config, recompute="none", offload="none")
+    each = (at_all, replace(config, offload="none"), replace(config, recompute="none"))
+    return [plain for plain in dict.fromkeys(each) if plain != config]
 
 
 def _is_as_short(problem: StageProblem, stages: Stages, best: StageSolution) -> bool:
