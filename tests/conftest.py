@@ -22,8 +22,6 @@ from tests import draws
 # The same draws in every run, however busy the machine. `--hypothesis-profile=explore` draws anew.
 _PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("suite", derandomize=True, **_PATIENT)
-_COUNT = settings.get_profile("suite").max_examples
-settings.register_profile("quick", derandomize=True, max_examples=draws.draws(_COUNT), **_PATIENT)
 settings.register_profile("explore", derandomize=False, **_PATIENT)
 settings.load_profile("suite")
 

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from shardopt.support.errors import UserError
 from shardopt.support.progress import watching
@@ -23,6 +23,8 @@ from shardopt.support.spans import Seconds, add_spans, collecting
 T = TypeVar("T")
 
 _may_fork = False
+# Children that work beside this process, whoever has asked for them.
+_beside: list[Beside[Any]] = []
 
 
 def may_fork() -> None:
@@ -109,6 +111,7 @@ class Beside(Generic[T]):
 
         self._work = work
         self._child = Child(lambda connection: send_answer(measured, connection))
+        _beside.append(self)
 
     def is_done(self) -> bool:
         """Whether the result is there to be asked for."""
@@ -116,10 +119,12 @@ class Beside(Generic[T]):
 
     def end(self) -> None:
         """Nobody wants the result any more."""
+        _beside.remove(self)
         self._child.end()
 
     def result(self) -> T:
         """What the work returns or raises; to be asked for once."""
+        _beside.remove(self)
         try:
             answer, error = self._child.connection.recv()
         except (EOFError, OSError):  # the system has ended it
@@ -142,7 +147,7 @@ def results(works: Sequence[Callable[[], T]]) -> list[T]:
     room = cores() - 1 if can_fork() else 0
     try:
         for number, work in enumerate(works):
-            at_work = sum(not child.is_done() for child in children.values())
+            at_work = sum(not child.is_done() for child in _beside)
             if number + 1 < len(works) and at_work < room:
                 children[number] = Beside(work)
             else:

@@ -45,7 +45,8 @@ class UndonatedState:
         return (
             f"returns {plural(len(words), 'argument')} {', '.join(words)} anew and does not donate "
             f"{'it' if len(words) == 1 else 'them'}: {format_bytes(self.num_bytes)} go to the "
-            f"workers and back in every step; {' and '.join(options)} lets the workers keep them"
+            f"workers and back in every step; {' and '.join(options)} "
+            f"{'lets' if len(options) == 1 else 'let'} the workers keep them"
         )
 
 

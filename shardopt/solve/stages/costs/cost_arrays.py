@@ -89,8 +89,9 @@ class CostArrays:
         for c in range(len(problem.configs)):
             for last, at in enumerate(self._intervals):
                 entries = *at, c
-                sums = self._least_seconds(c, bool(last), at)
-                self.seconds[entries] = np.where(self.candidates[entries], sums, np.inf)
+                sums = self.layers.sums(c, bool(last), at)
+                least = self._least_seconds(c, bool(last), at, sums)
+                self.seconds[entries] = np.where(self.candidates[entries], least, np.inf)
         # Of entries whose sharding is known, what every sharding of them counts at least.
         self.least_seconds = np.zeros(self.candidates.shape)
         self.fixed_bytes = interval_sums(self._held_bytes())
@@ -276,11 +277,13 @@ class CostArrays:
                 once[..., c] &= ~(is_last & candidates[..., other])
         return once
 
-    def _least_seconds(self, c: int, last: bool, at: Intervals) -> np.ndarray:
-        """What intervals on a config take as the sum of their layers, as far as is known:
-        computing, and what travels to hosts and back."""
+    def _least_seconds(
+        self, c: int, last: bool, at: Intervals, bounds: Sequence[np.ndarray]
+    ) -> np.ndarray:
+        """What intervals on a config take by the `bounds` of their layers: computing, and what
+        travels to hosts and back."""
         config, problem = self.problem.configs[c], self.problem
-        sums = self.layers.sums(c, last, at)
+        sums: np.ndarray = np.max(bounds, axis=0)
         link = problem.cluster.groups[config.group].host_link
         if config.offload == "none" or link is None:
             return sums
@@ -348,8 +351,12 @@ class CostArrays:
         entries = *at, c
         seconds, level = self.seconds[entries], self.level[entries]
         is_open = self.candidates[entries] & (level < SECONDS)
-        sums, known = self._least_seconds(c, last, at), self.layers.is_known(c, last, at)
-        self.seconds[entries] = np.where(is_open, np.maximum(seconds, sums), seconds)
+        sums = self.layers.sums(c, last, at)
+        least, known = (
+            self._least_seconds(c, last, at, sums),
+            self.layers.is_known(c, last, at, sums),
+        )
+        self.seconds[entries] = np.where(is_open, np.maximum(seconds, least), seconds)
         self.level[entries] = np.where(is_open & known, LAYERS, level)
 
     def _compute_seconds(self, candidate: Candidate) -> None:

@@ -117,12 +117,8 @@ class LayerBounds:
         others._level = np.minimum(self._level, _WHOLE)
         return others
 
-    def sums(self, c: int, last: bool, at: Intervals) -> np.ndarray:
-        """Of intervals on a config."""
-        return np.max(self._all_sums(c, last, at), axis=0)
-
-    def _all_sums(self, c: int, last: bool, at: Intervals) -> list[np.ndarray]:
-        """Without a price of memory, then with each."""
+    def sums(self, c: int, last: bool, at: Intervals) -> list[np.ndarray]:
+        """Bounds of intervals on a config: without a price of memory, then with each."""
         sums, limit = [self._joined(self.seconds, c, last, at)], self._limit(c)
         if limit is not None:
             prices = self.byte_seconds.get(self.meshes[c], ())
@@ -131,11 +127,11 @@ class LayerBounds:
                 sums.append(within - price * limit / self.problem.num_microbatches)
         return sums
 
-    def is_known(self, c: int, last: bool, at: Intervals) -> np.ndarray:
+    def is_known(self, c: int, last: bool, at: Intervals, sums: Sequence[np.ndarray]) -> np.ndarray:
         """Whether all layers of intervals on a config are bounded as a whole, and within the
-        memory as far as that may raise the sum, bool."""
+        memory as far as that may raise one of their `sums`, bool."""
         whole = self._joined(self._level < _WHOLE, c, last, at) == 0
-        may_rise, sums = self._is_heavy(c, at), self._all_sums(c, last, at)
+        may_rise = self._is_heavy(c, at)
         for level, (cheaper, dearer) in enumerate(pairwise(sums), _WHOLE + 1):
             is_bounded = self._joined(self._level < level, c, last, at) == 0
             may_rise = may_rise & ~(is_bounded & (dearer <= cheaper))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,10 +29,10 @@ def static_first(mode: str, params: Any, moments: Any, batch: Any) -> Any:
     return step(params, moments, batch)
 
 
-def told(planned: Callable[..., Any], *args: Any, **kwargs: Any) -> list[str]:
+def told(planned: Any, *args: Any, **kwargs: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        with planned:  # type: ignore[attr-defined]
+        with planned:
             planned(*args, **kwargs)
     return [str(each.message) for each in found if "donate" in str(each.message)]
 
