@@ -16,18 +16,21 @@ import signal
 import socket
 import sys
 
+from shardopt.passes.registry import PASSES, pass_class
+
 TOOLS = {"shardopt-opt": "shardopt.tools.opt", "shardopt": "shardopt.tools.shardopt"}
-# What most runs import late. A fork pays for the size of its parent, some
-# milliseconds, but to import the passes of sharding, and numba with them, takes 300 ms.
+# What runs import late, beside the passes. A fork pays for the size of its parent, some milliseconds,
+# but half of what runs took was to import these.
 LATE = (
     "numpy",
     "shardopt.ir.context",
     "shardopt.pipeline.manager",
     "shardopt.tools.opt.driver",
     "shardopt.frontend.planning.make_plan",
-    "shardopt.passes.stages.choose_stages",
-    "shardopt.passes.sharding.choose_shardings",
-    "shardopt.passes.pipelining.schedule_pipeline",
+    "shardopt.forms.attribute_types",
+    "shardopt.forms.exported_form",
+    "shardopt.forms.exported_program",
+    "shardopt.runtime.restart",
     "shardopt.solve.stages.dp.kernels",
 )
 
@@ -35,6 +38,8 @@ LATE = (
 def main() -> int:
     for name in (*TOOLS.values(), *LATE):
         importlib.import_module(name)
+    for name in PASSES:
+        pass_class(name)
     # With its first function numba reads its registries, and scipy: 300 ms of every run that plans.
     importlib.import_module("numba").njit("int64()")(lambda: 0)
     gc.collect()
