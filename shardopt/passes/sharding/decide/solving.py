@@ -89,7 +89,7 @@ class _Kind:
 
     def plain_fits(self, keys: Iterable[InFlight]) -> dict[InFlight, Fit]:
         """Some of the plans, for another process, without the graph and the strategies, which that
-        has: equal ones would not do where it asks which of its own it has."""
+        has."""
         return {key: _with(self.fits[key], graph=_NO_GRAPH, strategies={}) for key in keys}
 
     def take(self, fits: Mapping[InFlight, Fit]) -> None:

@@ -43,7 +43,7 @@ class StrategyTexts:
 
     tables: IntraOpTables
     _known: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
-    _texts: dict[tuple[str, int], dict[int, str]] = field(default_factory=dict)
+    _texts: dict[tuple[str, int], dict[Strategy, str]] = field(default_factory=dict)
 
     def of(self, op: int) -> Mapping[str, int]:
         """Number of the strategy by text."""
@@ -61,14 +61,12 @@ class StrategyTexts:
         return self._known[key]
 
     def text(self, op: int, strategy: Strategy) -> str:
-        """Of a strategy that the tables have made (this very object)."""
+        """Of a strategy that the tables have made, or an equal one of another process."""
         name, strategies = self.tables.graph.ops[op].name, self.tables.ops[op].strategies
         key = name, id(strategies)
         if key not in self._texts:
-            self._texts[key] = {
-                id(strategies[number]): text for text, number in self.of(op).items()
-            }
-        return self._texts[key][id(strategy)]
+            self._texts[key] = {strategies[number]: text for text, number in self.of(op).items()}
+        return self._texts[key][strategy]
 
     def number(self, op: int, text: str, path: str) -> int:
         """Raises UserError that names what the operation can do."""

@@ -4,6 +4,7 @@ among them."""
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -39,7 +40,11 @@ def through_a_file(planned: PlannedShardings) -> PlannedShardings:
 
 
 def recorded(problem: IntraOpProblem, plan: IntraOpPlan) -> PlannedShardings:
-    return through_a_file(record(plan, problem.tables, {op: op for op in problem.ops}, ARGUMENTS))
+    numbers = {op: op for op in problem.ops}
+    planned = record(plan, problem.tables, numbers, ARGUMENTS)
+    # Another process hands over equal plans.
+    assert record(pickle.loads(pickle.dumps(plan)), problem.tables, numbers, ARGUMENTS) == planned
+    return through_a_file(planned)
 
 
 def assert_kept(problem: IntraOpProblem, plan: IntraOpPlan) -> None:
