@@ -175,6 +175,8 @@ class _Search:
             return self._exactly(whole, bound)
         if self.best is not None:
             self.start = self.best.solution.choice
+            if self._is_close(bound):
+                return self._ended(whole, False, bound)
         elif is_large(self.problem.problem):
             # Where memory was all that counted, nothing fitted.
             return self._least(whole, False, bound)

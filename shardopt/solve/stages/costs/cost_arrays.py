@@ -6,8 +6,8 @@ within the memory last; the seconds of its sharding; and the bytes of that plan.
 never fall on the way, so what the stage DP finds with them is a bound of what it will find with
 exact ones: where the shortest sharding does not fit and a leaner one takes its place that is
 shorter, as the search for the shortest has missed it, the stage still takes as long as was known.
-Only sharding within the limit (`fit`) may make an entry fit that did not, or shorten one that is
-known to the last."""
+Only to look again within the limit (`fit`, `polish`) may make an entry fit that did not, or shorten
+one that is known to the last."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shardopt.solve.stages.costs.layer_bounds import (
     LayerBounds,
     interval_sums,
 )
-from shardopt.solve.stages.costs.lean import STRICTNESS, LeanSharder
+from shardopt.solve.stages.costs.lean import CLOSELY, ROUGHLY, Leaner, LeanSharder, leaner
 from shardopt.solve.stages.costs.offload import moved_bytes
 from shardopt.solve.stages.costs.preset_sharder import PresetSharder, StepInputKinds
 from shardopt.solve.stages.costs.recomputation import recompute_forward
@@ -72,6 +72,8 @@ class CostArrays:
     _parts: dict[tuple[int, int, str, str], StagePart] = field(default_factory=dict)
     _part_of_content: dict[tuple[str, str, bytes], StagePart] = field(default_factory=dict)
     _part_of_key: dict[str, StagePart] = field(default_factory=dict)
+    # Entries with a sharding that is leaner than the shortest, until it is looked for more closely.
+    _lean: dict[Candidate, None] = field(default_factory=dict)
 
     def __post_init__(self, like: CostArrays | None) -> None:
         problem = self.problem
@@ -383,7 +385,7 @@ class CostArrays:
         c = candidate[2]
         memory = self.cost_cache.memory(self.part(candidate), self.meshes[c], self.sharders[c])
         if self.problem.configs[c].method == "ilp":
-            memory = self._leaner(candidate, memory)
+            memory = self._leaner(candidate, memory, ROUGHLY)
         self._set_bytes(candidate, memory)
         self.level[candidate] = MEMORY
 
@@ -403,6 +405,7 @@ class CostArrays:
         if within.fragment_seconds:
             self._set_seconds(candidate, part, within.fragment_seconds)
             self._set_bytes(candidate, within.memory)
+            self._lean.pop(candidate, None)
         return bool(within.fragment_seconds)
 
     def _set_bytes(self, candidate: Candidate, memory: Memory) -> None:
@@ -414,7 +417,17 @@ class CostArrays:
         if memory.host_bytes or memory.waiting_bytes:
             self._host_bytes[candidate] = memory.host_bytes, memory.waiting_bytes
 
-    def _leaner(self, candidate: Candidate, plain: Memory) -> Memory:
+    def polish(self, stages: Iterable[Candidate]) -> None:
+        """Look more closely for shorter shardings within the limit, for those stages of which the
+        shortest does not fit."""
+        for stage in stages:
+            if stage in self._lean:
+                mesh, sharder = self.meshes[stage[2]], self.sharders[stage[2]]
+                plain = self.cost_cache.memory(self.part(stage), mesh, sharder)
+                self._set_bytes(stage, self._leaner(stage, plain, CLOSELY))
+                del self._lean[stage]
+
+    def _leaner(self, candidate: Candidate, plain: Memory, effort: tuple[int, float]) -> Memory:
         """The memory of a stage, whose seconds become those of a leaner sharding where the shortest
         does not fit.
 
@@ -428,21 +441,23 @@ class CostArrays:
         in_flight = min(self.problem.num_microbatches, 1 + behind)
         ages = self.problem.weight_ages
         versions = ages(1 + behind)[0] if ages is not None else 0
-        leanest, chosen = plain, None
+        if limit is None or plain.need(in_flight, versions) <= limit:
+            return plain
         part, mesh = self.part(candidate), self.meshes[c]
         shortest = self.cost_cache.sharding(part, mesh, self.sharders[c])
-        for strictness in STRICTNESS:
-            if limit is None or leanest.need(in_flight, versions) <= limit:
-                break
-            byte_seconds = strictness * sum(shortest.fragment_seconds) / limit
+
+        def priced(byte_seconds: float) -> Leaner:
             sharder = LeanSharder(shortest, byte_seconds, in_flight, versions)
             sharding = self.cost_cache.sharding(part, mesh, sharder)
             memory = self.cost_cache.memory(part, mesh, sharder)
-            if memory.need(in_flight, versions) < leanest.need(in_flight, versions):
-                leanest, chosen = memory, sharding
-        if chosen is not None:
-            self._set_seconds(candidate, part, chosen.fragment_seconds)
-        return leanest
+            return Leaner(sharding, memory, memory.need(in_flight, versions))
+
+        most = Leaner(shortest, plain, plain.need(in_flight, versions))
+        found = leaner(most, limit, priced, effort)
+        if found is not most:
+            self._lean[candidate] = None
+            self._set_seconds(candidate, part, found.sharding.fragment_seconds)
+        return found.memory
 
     def part(self, candidate: Candidate) -> StagePart:
         """What a candidate stage runs."""

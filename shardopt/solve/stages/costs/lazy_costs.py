@@ -238,6 +238,10 @@ class LazyStageCosts:
             # All its costs are exact and all others are bounds, so no plan is shorter.
             if not pending:
                 return replace(plan, bound=proven)
+            if best is not None and 1 - bound / best.seconds > self.gap_tolerance:
+                self.arrays.polish(best.stages)
+                best = self._better(best, in_flight_of, best.stages) or best
+                bound, proven = min(bound, best.seconds), min(proven, best.seconds)
             if best is not None:
                 gap = 1 - bound / best.seconds
                 factor = WIDE_GAP_FACTOR if gap > WIDE_GAP else 1
@@ -333,11 +337,11 @@ class LazyStageCosts:
         self, best: StageSolution | None, in_flight_of: InFlight, stages: Stages
     ) -> StageSolution | None:
         """The plan of `stages` with an account of its memory, if all its seconds are known and it
-        is shorter: most plans whose bounds are lower will turn out to be longer, and which need not
-        be looked at a plan that is known to the end decides."""
+        is shorter by more than the tolerance: most plans whose bounds are lower will turn out to be
+        longer, and which need not be looked at a plan that is known to the end decides."""
         if all(self.arrays.level[stage] >= SECONDS for stage in stages):
             problem = self.arrays.stage_problem(in_flight_of)
-            seconds = np.inf if best is None else best.seconds
+            seconds = np.inf if best is None else best.seconds * (1 - self.gap_tolerance)
             if is_plan(problem, stages) and evaluate(problem, stages).seconds < seconds:
                 self.arrays.refine(self._pending(stages))
         return self._better(best, in_flight_of, stages)

@@ -4,22 +4,77 @@ The shortest sharding of a stage often keeps weights or optimizer state whole on
 Where it does not fit, every byte held at the peak gets a cost in seconds, and the small problem of
 the classes is solved once more. At a low cost only state is split that the update alone reads; at a
 higher cost also weights that must then be gathered in every microbatch. The shard phase later
-solves the same stage under the limit itself."""
+solves the same stage under the limit itself.
+
+Which cost is right is found as for a shortest path with one resource (LARAC: Jüttner et al.,
+INFOCOM 2001): of a sharding that is too large and one that fits, the next cost is that at which
+both are as good."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardopt.solve.sharding.strategies.tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import ClassProblem
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharded_part import ShardedPart
-from shardopt.solve.stages.costs.sharders import GAP, PartSharding, sharding_of
+from shardopt.solve.stages.costs.sharders import GAP, Memory, PartSharding, sharding_of
 from shardopt.solve.stages.costs.stage_part import StagePart
 
 # What all the memory of a device is worth, in times of the shortest step of the stage, from mild to
 # strict.
-STRICTNESS = (1.0, 10.0)
+STRICTNESS = (0.15, 1.0, 10.0)
+
+# Costs that are tried between that of a sharding that fits and a lower one, and what there has to
+# be gained, as a share of the step: of any stage, and of one of the best plan.
+ROUGHLY, CLOSELY = (2, 0.005), (6, 0.0005)
+
+
+@dataclass(frozen=True, eq=False)
+class Leaner:
+    """A sharding of a stage, and the bytes that it needs."""
+
+    sharding: PartSharding
+    memory: Memory
+    need: int
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.sharding.fragment_seconds)
+
+
+def leaner(
+    shortest: Leaner,
+    limit: int,
+    priced: Callable[[float], Leaner],
+    effort: tuple[int, float],
+) -> Leaner:
+    """The shortest sharding found within the limit, or the leanest where none is; the shortest of
+    all needs more. `priced` is the best one where a byte costs so many seconds."""
+    most_between, worthwhile = effort
+    above, fits = shortest, None
+    for strictness in STRICTNESS:
+        found = priced(strictness * shortest.seconds / limit)
+        if found.need <= limit:
+            fits = found
+            break
+        above = min(above, found, key=lambda each: each.need)
+    if fits is None:
+        return above
+    for _ in range(most_between):
+        if fits.seconds - above.seconds <= worthwhile * shortest.seconds:
+            break
+        found = priced((fits.seconds - above.seconds) / (above.need - fits.need))
+        if found.need > limit:
+            if found.need >= above.need or found.seconds <= above.seconds:
+                break
+            above = found
+        elif found.seconds < fits.seconds:
+            fits = found
+        else:
+            break
+    return fits
 
 
 @dataclass(frozen=True)
