@@ -31,7 +31,7 @@ from shardopt.solve.stages.costs.layer_bounds import (
     LayerBounds,
     interval_sums,
 )
-from shardopt.solve.stages.costs.lean import CLOSELY, ROUGHLY, Leaner, LeanSharder, leaner
+from shardopt.solve.stages.costs.lean import CLOSELY, ROUGHLY, Effort, Leaner, LeanSharder, leaner
 from shardopt.solve.stages.costs.offload import moved_bytes
 from shardopt.solve.stages.costs.preset_sharder import PresetSharder, StepInputKinds
 from shardopt.solve.stages.costs.recomputation import recompute_forward
@@ -384,9 +384,11 @@ class CostArrays:
     def _compute_bytes(self, candidate: Candidate) -> None:
         c = candidate[2]
         memory = self.cost_cache.memory(self.part(candidate), self.meshes[c], self.sharders[c])
-        if self.problem.configs[c].method == "ilp":
-            memory = self._leaner(candidate, memory, ROUGHLY)
         self._set_bytes(candidate, memory)
+        if self.problem.configs[c].method == "ilp":
+            held = self._usually_held(candidate)
+            if found := self._leaner(candidate, memory, held, ROUGHLY):
+                self._take(candidate, found)
         self.level[candidate] = MEMORY
 
     def fit(self, candidate: Candidate, in_flight: int, versions: int = 0) -> bool:
@@ -417,47 +419,54 @@ class CostArrays:
         if memory.host_bytes or memory.waiting_bytes:
             self._host_bytes[candidate] = memory.host_bytes, memory.waiting_bytes
 
-    def polish(self, stages: Iterable[Candidate]) -> None:
-        """Look more closely for shorter shardings within the limit, for those stages of which the
-        shortest does not fit."""
-        for stage in stages:
-            if stage in self._lean:
-                mesh, sharder = self.meshes[stage[2]], self.sharders[stage[2]]
-                plain = self.cost_cache.memory(self.part(stage), mesh, sharder)
-                self._set_bytes(stage, self._leaner(stage, plain, CLOSELY))
-                del self._lean[stage]
+    def polish(self, stage: Candidate, in_flight: int, versions: int) -> None:
+        """Look more closely for a shorter sharding within the limit, if the shortest of all is not,
+        with as many microbatches in flight and older versions of weights as a plan has."""
+        if stage in self._lean:
+            mesh, sharder = self.meshes[stage[2]], self.sharders[stage[2]]
+            shortest = self.cost_cache.memory(self.part(stage), mesh, sharder)
+            usual = self._usually_held(stage)
+            held = max(usual[0], in_flight), max(usual[1], versions)
+            found = self._leaner(stage, shortest, held, CLOSELY)
+            if found and found.seconds / self.problem.num_microbatches < self.seconds[stage]:
+                self._take(stage, found)
+            del self._lean[stage]
 
-    def _leaner(self, candidate: Candidate, plain: Memory, effort: tuple[int, float]) -> Memory:
-        """The memory of a stage, whose seconds become those of a leaner sharding where the shortest
-        does not fit.
-
-        How many microbatches it will hold the plan decides, and how many older versions of its
-        weights; here as many as with stages of its size behind it."""
-        start, end, c = candidate
-        limits = self.problem.memory_limit_bytes
-        limit = limits[self.problem.configs[c].group] if limits else None
+    def _usually_held(self, candidate: Candidate) -> tuple[int, int]:
+        """How many microbatches a stage holds, and how many older versions of its weights: the plan
+        decides, here as many as with stages of its size behind it."""
+        start, end, _ = candidate
         # Rounded up: a stage more behind it is a microbatch more in flight.
         behind = -(-(self.problem.num_layers - end) // (end - start))
-        in_flight = min(self.problem.num_microbatches, 1 + behind)
         ages = self.problem.weight_ages
         versions = ages(1 + behind)[0] if ages is not None else 0
-        if limit is None or plain.need(in_flight, versions) <= limit:
-            return plain
+        return min(self.problem.num_microbatches, 1 + behind), versions
+
+    def _leaner(
+        self, candidate: Candidate, shortest: Memory, held: tuple[int, int], effort: Effort
+    ) -> Leaner | None:
+        """A leaner sharding of a stage, where the shortest does not fit and there is one."""
+        limits, c = self.problem.memory_limit_bytes, candidate[2]
+        limit = limits[self.problem.configs[c].group] if limits else None
+        if limit is None or shortest.need(*held) <= limit:
+            return None
         part, mesh = self.part(candidate), self.meshes[c]
-        shortest = self.cost_cache.sharding(part, mesh, self.sharders[c])
+        plain = self.cost_cache.sharding(part, mesh, self.sharders[c])
 
         def priced(byte_seconds: float) -> Leaner:
-            sharder = LeanSharder(shortest, byte_seconds, in_flight, versions)
+            sharder = LeanSharder(plain, byte_seconds, *held)
             sharding = self.cost_cache.sharding(part, mesh, sharder)
             memory = self.cost_cache.memory(part, mesh, sharder)
-            return Leaner(sharding, memory, memory.need(in_flight, versions))
+            return Leaner(sharding, memory, memory.need(*held))
 
-        most = Leaner(shortest, plain, plain.need(in_flight, versions))
+        most = Leaner(plain, shortest, shortest.need(*held))
         found = leaner(most, limit, priced, effort)
-        if found is not most:
-            self._lean[candidate] = None
-            self._set_seconds(candidate, part, found.sharding.fragment_seconds)
-        return found.memory
+        return None if found is most else found
+
+    def _take(self, candidate: Candidate, found: Leaner) -> None:
+        self._lean[candidate] = None
+        self._set_seconds(candidate, self.part(candidate), found.sharding.fragment_seconds)
+        self._set_bytes(candidate, found.memory)
 
     def part(self, candidate: Candidate) -> StagePart:
         """What a candidate stage runs."""

@@ -239,8 +239,7 @@ class LazyStageCosts:
             if not pending:
                 return replace(plan, bound=proven)
             if best is not None and 1 - bound / best.seconds > self.gap_tolerance:
-                self.arrays.polish(best.stages)
-                best = self._better(best, in_flight_of, best.stages) or best
+                best = self._polished(best, in_flight_of)
                 bound, proven = min(bound, best.seconds), min(proven, best.seconds)
             if best is not None:
                 gap = 1 - bound / best.seconds
@@ -332,6 +331,13 @@ class LazyStageCosts:
         if pending := self._pending(stages):
             self.arrays.refine(pending)
         return self._better(best, in_flight_of, stages)
+
+    def _polished(self, best: StageSolution, in_flight_of: InFlight) -> StageSolution:
+        """The plan, with shorter shardings of those stages of which the shortest does not fit."""
+        copies = held_copies(self.arrays.stage_problem(in_flight_of), len(best.stages))[::-1]
+        for stage, held in zip(best.stages, copies, strict=True):
+            self.arrays.polish(stage, ceil(held.in_flight), held.versions)
+        return self._better(best, in_flight_of, best.stages) or best
 
     def _completed(
         self, best: StageSolution | None, in_flight_of: InFlight, stages: Stages

@@ -28,6 +28,7 @@ STRICTNESS = (0.15, 1.0, 10.0)
 
 # Costs that are tried between that of a sharding that fits and a lower one, and what there has to
 # be gained, as a share of the step: of any stage, and of one of the best plan.
+Effort = tuple[int, float]
 ROUGHLY, CLOSELY = (2, 0.005), (6, 0.0005)
 
 
@@ -48,7 +49,7 @@ def leaner(
     shortest: Leaner,
     limit: int,
     priced: Callable[[float], Leaner],
-    effort: tuple[int, float],
+    effort: Effort,
 ) -> Leaner:
     """The shortest sharding found within the limit, or the leanest where none is; the shortest of
     all needs more. `priced` is the best one where a byte costs so many seconds."""

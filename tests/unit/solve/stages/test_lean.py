@@ -84,7 +84,7 @@ def test_a_closer_look_lengthens_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
             while arrays.level[stage] < MEMORY:
                 arrays.refine([stage])
             before, fitted = arrays.seconds[stage], _need(arrays, stage) <= limit
-            arrays.polish([stage])
+            arrays.polish(stage, 1, 0)
             assert arrays.seconds[stage] <= before
             assert not fitted or _need(arrays, stage) <= limit
             closer += arrays.seconds[stage] < before
