@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from jaxlib.mlir import ir
 
 from shardopt.dialect.attributes import entries
+from shardopt.dialect.custom_calls import call_target
 from shardopt.mesh.annotation import Annotation
 
 SHARDING = "shardopt.sharding"
@@ -25,10 +26,7 @@ _FIELDS = frozenset({"axes", "sizes", "dims", "open", "replicated", "devices"})
 
 def is_marker(op: ir.Operation) -> bool:
     """A `@Sharding` custom call: ours, or GSPMD's form of a constraint."""
-    return (
-        op.name == "stablehlo.custom_call"
-        and ir.StringAttr(op.attributes["call_target_name"]).value == "Sharding"
-    )
+    return op.name == "stablehlo.custom_call" and call_target(op) == "Sharding"
 
 
 def annotation_attr(annotation: Annotation) -> ir.DictAttr:

@@ -124,12 +124,17 @@ def fault_of(target: str, allowed: Collection[str] = ()) -> str:
     )
 
 
+def call_target(op: ir.Operation) -> str:
+    """What a `stablehlo.custom_call` runs."""
+    return ir.StringAttr(op.attributes["call_target_name"]).value
+
+
 def custom_call_faults(module: ir.Module, allowed: str) -> Iterator[tuple[ir.Operation, str]]:
     """The custom calls of a module that may not run, in program order; `allowed` is a list of names
     with commas."""
     names = names_of(allowed)
     for op in operations(module.operation, ("stablehlo.custom_call",)):
-        fault = fault_of(ir.StringAttr(op.attributes["call_target_name"]).value, names)
+        fault = fault_of(call_target(op), names)
         if fault:
             yield op, fault
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.custom_calls import PARTITIONED, is_kernel
+from shardopt.dialect.custom_calls import PARTITIONED, call_target, is_kernel
 from shardopt.extract.fused_attention import (
     NotSplit,
     attention_limits,
@@ -44,14 +44,14 @@ def call_rule(op: ir.Operation) -> FactorRule | None:
             return attention_rule(op)
         except NotSplit:
             return None
-    if not is_own_rule(op) or is_kernel(_target(op)):
+    if not is_own_rule(op) or is_kernel(call_target(op)):
         return None
     rule = parse_rule(op.attributes[RULE])
     # Nothing that a call reads would tell it which tile of such a dimension it is to make.
     read = {factor for mapping in rule.operands for dim in mapping for factor in dim}
     made_alone = frozenset(range(len(rule.sizes))) - read
     whole = rule.need_replication | made_alone
-    if _target(op) == PARTITIONED:  # it adds up by itself, and says so of no device
+    if call_target(op) == PARTITIONED:  # it adds up by itself, and says so of no device
         return replace(rule, reduction=frozenset(), need_replication=whole | rule.reduction)
     return replace(rule, need_replication=whole)
 
@@ -63,7 +63,7 @@ def call_limits(op: ir.Operation) -> str:
         return ""
     if is_attention(op):
         return attention_limits(op)
-    return _COMPILED if is_kernel(_target(op)) else ""
+    return _COMPILED if is_kernel(call_target(op)) else ""
 
 
 def fit_call(op: ir.Operation) -> None:
@@ -76,7 +76,3 @@ def fit_call(op: ir.Operation) -> None:
         rule = parse_rule(op.attributes[RULE])
         sizes = resized_sizes(rule, [shape_of(value) for value in (*op.operands, *op.results)])
         op.attributes[RULE] = own_rule_attr(replace(rule, sizes=sizes))
-
-
-def _target(op: ir.Operation) -> str:
-    return ir.StringAttr(op.attributes["call_target_name"]).value

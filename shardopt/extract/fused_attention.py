@@ -22,6 +22,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.custom_calls import call_target
 from shardopt.graph.attention_use import AttentionUse
 from shardopt.graph.op_graph import FactorRule
 from shardopt.ir.rewriting import shape_of
@@ -43,7 +44,7 @@ class NotSplit(Exception):
 
 def is_attention(op: ir.Operation) -> bool:
     """Whether an operation is a call of cuDNN's fused attention."""
-    return op.name == "stablehlo.custom_call" and _target(op).startswith(_TARGET)
+    return op.name == "stablehlo.custom_call" and call_target(op).startswith(_TARGET)
 
 
 def attention_rule(op: ir.Operation) -> FactorRule:
@@ -184,8 +185,8 @@ def _read(op: ir.Operation) -> _Call:
     """Raises NotSplit for a call that does more than attend with a mask, a bias and lengths."""
     try:
         fmha = _config(op)[_FMHA]
-        _refuse(_target(op), fmha)
-        backward, biased = _target(op).endswith("Backward"), "ScaleBias" in _target(op)
+        _refuse(call_target(op), fmha)
+        backward, biased = call_target(op).endswith("Backward"), "ScaleBias" in call_target(op)
         batch, heads = map(int, fmha[_PRODUCTS[backward]]["lhs_batch_dimensions"])
         if batch != 0 or heads not in (1, 2):
             raise ValueError
@@ -214,10 +215,6 @@ def _refuse(target: str, fmha: Mapping[str, Any]) -> None:
         raise NotSplit("its keys and values lie in pages that any row may share")
     if fmha["mask_type"] == "ALIBI":
         raise NotSplit("its mask depends on the number of the head")
-
-
-def _target(op: ir.Operation) -> str:
-    return ir.StringAttr(op.attributes["call_target_name"]).value
 
 
 def _config(op: ir.Operation) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from itertools import chain
 from jaxlib.mlir import ir, passmanager
 
 from shardopt.dialect.annotation import is_marker
+from shardopt.dialect.custom_calls import call_target
 from shardopt.dialect.manual import MANUAL
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
 from shardopt.extract.call_rules import CALL, call_rule
@@ -138,7 +139,7 @@ def read_rule(op: ir.Operation) -> FactorRule | None:
 def _custom_call_rule(op: ir.Operation) -> FactorRule | None:
     """The partitioner gathers the operands of all but a few targets, also where Shardy has a rule
     (`mhlo.topk`); what may be split is written out as code for one device."""
-    if ir.StringAttr(op.attributes["call_target_name"]).value in _ANNOTATIONS:
+    if call_target(op) in _ANNOTATIONS:
         return identity_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
     return call_rule(op)
 

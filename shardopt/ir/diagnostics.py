@@ -41,6 +41,10 @@ _OPERATION = re.compile(
 )
 
 
+# Where operations say what they call.
+_CALLED = {"stablehlo.custom_call": "call_target_name", "stablehlo.composite": "name"}
+
+
 @dataclass(frozen=True)
 class Position:
     """A place in a file, counted from 1; line 0 means the file as a whole. `name` is the op's name
@@ -129,6 +133,15 @@ def _resolve(location: Any) -> Position:  # which class has the members differs 
             return position
         first = first or position
     return first or Position()
+
+
+def shown_name(op: ir.Operation) -> str:
+    """An operation in a message, by its name; one that calls something by what it calls too:
+    `'stablehlo.custom_call' @lapack_spotrf_ffi`."""
+    name = _CALLED.get(op.name, "")
+    return f"'{op.name}'" + (
+        f" @{ir.StringAttr(op.attributes[name]).value}" if name in op.attributes else ""
+    )
 
 
 def diagnostic(

@@ -27,7 +27,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.dialect.annotation import is_marker
-from shardopt.dialect.custom_calls import PARTITIONED
+from shardopt.dialect.custom_calls import PARTITIONED, call_target
 from shardopt.dialect.manual import MANUAL, ManualRegion, read_region
 from shardopt.extract.call_rules import CALL, call_rule
 from shardopt.extract.fused_attention import is_attention
@@ -63,7 +63,7 @@ class Partitionables:
         that is partitioned in another way than its rule says."""
         with module.context, ir.Location.unknown():
             for op in operations(module.operation, (CALL,)):
-                if _target(op) == PARTITIONED:
+                if call_target(op) == PARTITIONED:
                     self._write_out(op)
             _number_channels(module)
 
@@ -191,7 +191,3 @@ def _number_channels(module: ir.Module) -> None:
     ):
         kind = stablehlo.ChannelHandle(op.attributes[_CHANNEL]).channel_type
         op.attributes[_CHANNEL] = stablehlo.ChannelHandle.get(number, kind)
-
-
-def _target(op: ir.Operation) -> str:
-    return ir.StringAttr(op.attributes["call_target_name"]).value

@@ -59,6 +59,7 @@ from shardopt.extract.op_graph import sharding_rules
 from shardopt.forms.microbatched_form import MICROBATCH
 from shardopt.graph.microbatching import Split, TimePlan
 from shardopt.graph.op_graph import OpGraph
+from shardopt.ir.diagnostics import shown_name
 from shardopt.ir.loops import CONTROL_FLOW
 from shardopt.ir.rewriting import functions, operations, shape_of, symbol_name
 from shardopt.options.names import BatchCoupling, MicrobatchSums
@@ -158,21 +159,21 @@ def _explain(
     error: CouplingError, main: ir.Operation, reader: StepReader, pm: PassContext
 ) -> PassFailure:
     op = reader.handle(error.op, error.regions)
-    message = f"cannot cut the step into microbatches: '{op.name}' {error}"
+    message = f"cannot cut the step into microbatches: {shown_name(op)} {error}"
     if limits := call_limits(op):
         message += f": {limits}"
     if error.origin is None and error.reader is not None:
         user = reader.handles[error.reader]
         return pm.error(
             op,
-            f"{message}, and '{user.name}' needs what it makes; {_ADVICE[error.mixing]}",
+            f"{message}, and {shown_name(user)} needs what it makes; {_ADVICE[error.mixing]}",
             [(user, "needed here")],
         )
     if error.origin is None:
         return pm.error(op, f"{message}; {_ADVICE[error.mixing]}")
     origin = reader.handle(error.origin, error.regions[: error.origin_depth])
     if error.mixing is not Mixing.OTHER:
-        message = f"{message} by '{origin.name}'; {_ADVICE[error.mixing]}"
+        message = f"{message} by {shown_name(origin)}; {_ADVICE[error.mixing]}"
         return pm.error(op, with_step_loop(main, message), [(origin, "rows are mixed here")])
     advice = (
         "batch-coupling=per-microbatch lets each microbatch stand for the whole batch, "
@@ -180,7 +181,7 @@ def _explain(
     )
     return pm.error(
         op,
-        with_step_loop(main, f"{message} by '{origin.name}'; {advice}"),
+        with_step_loop(main, f"{message} by {shown_name(origin)}; {advice}"),
         [(origin, "reduced over the batch here")],
     )
 
@@ -363,7 +364,7 @@ def _plan_loop(
         pm.remark(
             "no-batch-structure",
             op,
-            f"'{op.name}' {error}; {_WHOLE_STEP}",
+            f"{shown_name(op)} {error}; {_WHOLE_STEP}",
         )
         return plan_single(graph)
 
@@ -393,5 +394,5 @@ def _remark_couplings(axis: TimeAxis, reader: StepReader, pm: PassContext) -> No
         pm.remark(
             "full-batch-epilogue",
             op,
-            f"'{op.name}' mixes rows of the batch; it runs on the whole batch",
+            f"{shown_name(op)} mixes rows of the batch; it runs on the whole batch",
         )

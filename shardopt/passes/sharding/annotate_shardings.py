@@ -32,6 +32,7 @@ from shardopt.dialect.strategy import STRATEGY, read_strategy
 from shardopt.extract.chosen_plan import ChosenPart, read_parts
 from shardopt.extract.control_flow import numbered_operations
 from shardopt.forms.shardy import to_shardy
+from shardopt.ir.diagnostics import shown_name
 from shardopt.options.names import ShardingFormat
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.sharding.apply.manual_regions import expand_for_gspmd
@@ -97,7 +98,7 @@ class AnnotateShardings(Pass):
 
         def report(op: ir.Operation, reason: str) -> None:
             kinds[op.name] += 1
-            message = f"every device runs '{op.name}' whole, on gathered operands: {reason}"
+            message = f"every device runs {shown_name(op)} whole, on gathered operands: {reason}"
             pm.remark("runs-whole", op, message)
 
         try:

@@ -29,7 +29,7 @@ from math import prod
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from shardopt.dialect.custom_calls import PARTITIONED
+from shardopt.dialect.custom_calls import PARTITIONED, call_target
 from shardopt.dialect.manual import ManualRegion, create_region
 from shardopt.dialect.strategy import CLONE, STRATEGY, OpStrategy, read_strategy, write_strategy
 from shardopt.extract.call_rules import CALL, call_rule, fit_call
@@ -57,7 +57,7 @@ def _localize(op: ir.Operation, mesh: Mesh) -> bool:
     tiles = [_tiles(mapping, split.axes) for mapping in rule.results]
     numbers = range(len(op.results))
     read = [k for k in numbers if any(True for _ in op.results[k].uses)]
-    if not read or _target(op) == PARTITIONED:  # which is written out for all of its results
+    if not read or call_target(op) == PARTITIONED:  # which is written out for all of its results
         read = list(numbers)
     with ir.InsertionPoint(op), op.location:
         lies = OpStrategy.plain(strategy.operands, tiles)
@@ -149,10 +149,6 @@ def _stacked(type_: ir.Type, count: int) -> ir.Type:
     return ir.RankedTensorType.get([count, *tensor.shape], tensor.element_type)
 
 
-def _target(op: ir.Operation) -> str:
-    return ir.StringAttr(op.attributes["call_target_name"]).value
-
-
 def _forget(call: ir.Operation) -> None:
     """What no partitioner is to read."""
     for name in (STRATEGY, CLONE, RULE):
@@ -179,7 +175,7 @@ class LocalizeCalls(Pass):
                 is_split = _localize(op, mesh)
             except CannotSplit as error:
                 raise pm.error(
-                    op, f"'@{_target(op)}' cannot be split as chosen: {error}"
+                    op, f"'@{call_target(op)}' cannot be split as chosen: {error}"
                 ) from error
             split += is_split
             if not is_split and is_own_rule(op):

@@ -47,6 +47,7 @@ from shardopt.dialect.stages import PlacedStage, read_stages, write_stages
 from shardopt.dialect.token_slices import TokenSlices, write_token_slices
 from shardopt.forms.placed_form import order_violations
 from shardopt.graph.op_graph import SHARED
+from shardopt.ir.diagnostics import shown_name
 from shardopt.passes.base import Pass, PassContext, plan_option
 from shardopt.passes.stages.read_step import check_clustered
 from shardopt.passes.stages.token_body import CANNOT_CUT, TokenRows, read_token_body
@@ -96,7 +97,7 @@ class SliceTokens(Pass):
             op, notes = handles[error.op], list[tuple[ir.Operation, str]]()
             if error.reader is not None:
                 notes = [(handles[error.reader], "a slice of the tokens needs that here")]
-            raise pm.error(op, f"{CANNOT_CUT}: '{op.name}' {error}", notes) from None
+            raise pm.error(op, f"{CANNOT_CUT}: {shown_name(op)} {error}", notes) from None
         except UserError as error:
             raise pm.error(module.operation, str(error)) from error
         borders = (*(stage.first for stage in stages), 1 + stages[-1].last)
@@ -134,8 +135,8 @@ class SliceTokens(Pass):
         for violation in order_violations(program, read_stages(program.main)):
             raise pm.error(
                 violation.op,
-                f"{CANNOT_CUT}: '{violation.op.name}' needs what the backward pass of an earlier "
-                "slice makes, which runs behind it",
+                f"{CANNOT_CUT}: {shown_name(violation.op)} needs what the backward pass of an "
+                "earlier slice makes, which runs behind it",
             )
 
 

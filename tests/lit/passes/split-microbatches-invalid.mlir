@@ -80,7 +80,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 //--- loop.mlir
 func.func @main(%w: tensor<4x2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x2xf32>) -> tensor<4x2xf32> {
-  // CHECK: loop.mlir:[[@LINE+2]]:8: error: cannot cut the step into microbatches: 'stablehlo.custom_call' of batched values is not supported (it has no sharding rule)
+  // CHECK: loop.mlir:[[@LINE+2]]:8: error: cannot cut the step into microbatches: 'stablehlo.custom_call' @opaque of batched values is not supported (it has no sharding rule)
   %y = stablehlo.multiply %x, %w : tensor<4x2xf32>
   %0 = stablehlo.custom_call @opaque(%y) : (tensor<4x2xf32>) -> tensor<4x2xf32>
   %1 = stablehlo.dot_general %0, %w, batching_dims = [0] x [0], contracting_dims = [1] x [1] : (tensor<4x2xf32>, tensor<4x2xf32>) -> tensor<4xf32>

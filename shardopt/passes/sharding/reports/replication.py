@@ -6,12 +6,12 @@ from jaxlib.mlir import ir
 
 from shardopt.extract.call_rules import call_limits
 from shardopt.extract.mesh_graphs import MeshGraph
+from shardopt.ir.diagnostics import shown_name
 from shardopt.ir.loops import UNKNOWN_TRIPS
 from shardopt.mesh.splits import may_split
 from shardopt.passes.base import PassContext
 from shardopt.solve.sharding.strategies.factors import uneven_factor, why_opaque
 
-_CALLS = {"stablehlo.custom_call": "call_target_name", "stablehlo.composite": "name"}
 # Where the work is: a dimension that does not divide is worth a word only there.
 _HEAVY = frozenset({"dot_general", "convolution"})
 
@@ -35,9 +35,9 @@ def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:
     for op, handle in zip(graph.reader.ops, graph.reader.handles, strict=True):
         why, limits = why_opaque(op), call_limits(handle)
         if why:
-            opaque.setdefault((_kind(handle), limits or why), []).append(handle)
+            opaque.setdefault((shown_name(handle), limits or why), []).append(handle)
         elif limits:
-            limited.setdefault((_kind(handle), limits), []).append(handle)
+            limited.setdefault((shown_name(handle), limits), []).append(handle)
     for (kind, why), handles in opaque.items():
         message = f"{kind} cannot be partitioned and runs replicated{_many(handles)}: {why}"
         pm.remark("no-sharding-rule", handles[0], message)
@@ -64,11 +64,3 @@ def _report_uneven(graph: MeshGraph, pm: PassContext) -> None:
 
 def _many(handles: list[ir.Operation]) -> str:
     return f" ({len(handles)} operations)" if len(handles) > 1 else ""
-
-
-def _kind(op: ir.Operation) -> str:
-    """The operation by name; one that calls something by what it calls too."""
-    name = _CALLS.get(op.name, "")
-    return f"'{op.name}'" + (
-        f" @{ir.StringAttr(op.attributes[name]).value}" if name in op.attributes else ""
-    )
