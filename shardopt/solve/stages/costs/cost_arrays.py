@@ -419,6 +419,10 @@ class CostArrays:
         if memory.host_bytes or memory.waiting_bytes:
             self._host_bytes[candidate] = memory.host_bytes, memory.waiting_bytes
 
+    def has_lean(self, stages: Iterable[Candidate]) -> bool:
+        """Whether `polish` may find shorter shardings of one of them."""
+        return any(stage in self._lean for stage in stages)
+
     def polish(self, stage: Candidate, in_flight: int, versions: int) -> None:
         """Look more closely for a shorter sharding within the limit, if the shortest of all is not,
         with as many microbatches in flight and older versions of weights as a plan has."""

@@ -334,6 +334,8 @@ class LazyStageCosts:
 
     def _polished(self, best: StageSolution, in_flight_of: InFlight) -> StageSolution:
         """The plan, with shorter shardings of those stages of which the shortest does not fit."""
+        if not self.arrays.has_lean(best.stages):
+            return best
         copies = held_copies(self.arrays.stage_problem(in_flight_of), len(best.stages))[::-1]
         for stage, held in zip(best.stages, copies, strict=True):
             self.arrays.polish(stage, ceil(held.in_flight), held.versions)
