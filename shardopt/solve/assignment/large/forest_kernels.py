@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from shardopt.solve.assignment.large.flat_problem import Flat
+from shardopt.support.compiled import INNER
 
 
 class Scratch(NamedTuple):
@@ -66,7 +67,7 @@ def make_scratch(flat: Flat, seed: int) -> Scratch:
     )
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(**INNER, inline="always")
 def below(scratch: Scratch, count: int) -> int:
     """A random number in [0, count), by xorshift64* (Marsaglia's shifts, Vigna's multiplier)."""
     x = scratch.state[0]
@@ -77,14 +78,14 @@ def below(scratch: Scratch, count: int) -> int:
     return int(((x * np.uint64(2685821657736338717)) >> np.uint64(33)) % np.uint64(count))
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def shuffle(scratch: Scratch, values: np.ndarray, begin: int, end: int) -> None:
     for i in range(begin, end - 1):
         j = i + below(scratch, end - i)
         values[i], values[j] = values[j], values[i]
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(**INNER, inline="always")
 def root_of(tree: np.ndarray, node: int) -> int:
     while tree[node] != node:
         tree[node] = tree[tree[node]]
@@ -92,7 +93,7 @@ def root_of(tree: np.ndarray, node: int) -> int:
     return node
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(**INNER, inline="always")
 def try_choose(flat: Flat, scratch: Scratch, node: int) -> None:
     """Choose `node` unless that would close a circle: its chosen neighbours must lie in different
     trees."""
@@ -114,7 +115,7 @@ def try_choose(flat: Flat, scratch: Scratch, node: int) -> None:
             scratch.tree[root_of(scratch.tree, other)] = node
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def choose_everywhere(flat: Flat, scratch: Scratch) -> None:
     """A maximal induced forest, from nodes in random order."""
     scratch.move[0] += 1
@@ -127,7 +128,7 @@ def choose_everywhere(flat: Flat, scratch: Scratch) -> None:
     order_forest(flat, scratch, nodes)
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def choose_near(flat: Flat, scratch: Scratch, start: int, reach: int) -> None:
     """A forest among the first `reach` nodes of a breadth-first search with random order among
     neighbours."""
@@ -150,7 +151,7 @@ def choose_near(flat: Flat, scratch: Scratch, start: int, reach: int) -> None:
     order_forest(flat, scratch, tail)
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def order_forest(flat: Flat, scratch: Scratch, candidates: int) -> None:
     """List the chosen ones of the first `candidates` of the queue with parents before children."""
     move, count = scratch.move[0], 0

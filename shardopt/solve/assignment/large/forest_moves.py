@@ -14,6 +14,7 @@ from shardopt.solve.assignment.large.forest_kernels import (
     choose_near,
 )
 from shardopt.solve.assignment.large.message_kernels import FAST, pair_cost
+from shardopt.support.compiled import CALLED, INNER
 
 # Nodes of a neighbourhood: small ones are tried more often, large ones find exchanges over long
 # lifetimes.
@@ -24,7 +25,7 @@ _ATTEMPTS = 4  # prices tried on one neighbourhood
 NODE_OVERHEAD, HALF_EDGE_OVERHEAD = 64, 16
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**INNER, fastmath=FAST)
 def fix_others(flat: Flat, scratch: Scratch, choice: np.ndarray) -> None:
     """Cost of each strategy of the chosen nodes with its fixed neighbours, without prices;
     remembers old strategies."""
@@ -51,7 +52,7 @@ def fix_others(flat: Flat, scratch: Scratch, choice: np.ndarray) -> None:
                     fixed[s] += column[s * width]
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**INNER, fastmath=FAST)
 def optimise(
     flat: Flat, scratch: Scratch, price: np.ndarray, scale: float, heat: float, choice: np.ndarray
 ) -> int:
@@ -89,7 +90,7 @@ def optimise(
     return changed
 
 
-@njit(cache=True, nogil=True, fastmath=FAST, inline="always")
+@njit(**INNER, fastmath=FAST, inline="always")
 def fold_into_parent(flat: Flat, scratch: Scratch, node: int, h: int) -> None:
     parent = flat.neighbour[h]
     base, size = flat.first[node], flat.first[node + 1] - flat.first[node]
@@ -117,7 +118,7 @@ def fold_into_parent(flat: Flat, scratch: Scratch, node: int, h: int) -> None:
         into[q] += lows[q]
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def cost_change(flat: Flat, scratch: Scratch, choice: np.ndarray) -> float:
     """True cost of the forest's new strategies minus that of the old ones."""
     total = 0.0
@@ -135,13 +136,13 @@ def cost_change(flat: Flat, scratch: Scratch, choice: np.ndarray) -> float:
     return total
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def restore(scratch: Scratch, choice: np.ndarray) -> None:
     for position in range(scratch.chosen_count[0]):
         choice[scratch.forest[position]] = scratch.old[scratch.forest[position]]
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def overflow(flat: Flat, scratch: Scratch, choice: np.ndarray, usage: np.ndarray) -> int:
     """Most bytes by which the new strategies exceed the capacity where they change usage; 0 or less
     if they fit.
@@ -172,7 +173,7 @@ def overflow(flat: Flat, scratch: Scratch, choice: np.ndarray, usage: np.ndarray
     return worst
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def commit(scratch: Scratch, usage: np.ndarray, keep: bool) -> None:
     """Clear the change of usage that `overflow` left, after adding it to `usage` if `keep`."""
     running = np.int64(0)
@@ -183,7 +184,7 @@ def commit(scratch: Scratch, usage: np.ndarray, keep: bool) -> None:
             usage[time] += running
 
 
-@njit(cache=True, nogil=True)
+@njit(**CALLED)
 def search(
     flat: Flat,
     scratch: Scratch,
@@ -235,7 +236,7 @@ def search(
     return work
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def forest_work(flat: Flat, scratch: Scratch) -> int:
     """Entries that one optimisation of the chosen forest touches."""
     total = 0
@@ -253,7 +254,7 @@ def forest_work(flat: Flat, scratch: Scratch) -> int:
     return total
 
 
-@njit(cache=True, nogil=True)
+@njit(**CALLED)
 def relax(flat: Flat, scratch: Scratch, price: np.ndarray, choice: np.ndarray, passes: int) -> None:
     """Lower the priced cost of `choice` by `passes` maximal forests; memory counts through its
     price only."""

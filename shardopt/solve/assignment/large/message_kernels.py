@@ -11,13 +11,14 @@ import numpy as np
 from numba import njit
 
 from shardopt.solve.assignment.large.flat_problem import Flat
+from shardopt.support.compiled import CALLED, INNER
 
 # Minima over contiguous rows vectorise only if their order is free; infinities stay allowed, NaN
 # does not occur.
 FAST = {"nnan", "nsz", "reassoc"}
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**CALLED, fastmath=FAST)
 def apply_prices(flat: Flat, prices: np.ndarray, priced: np.ndarray) -> None:
     """priced = costs + price of the bytes of each strategy; `prices` are per byte, float64
     `[times]`."""
@@ -35,7 +36,7 @@ def apply_prices(flat: Flat, prices: np.ndarray, priced: np.ndarray) -> None:
                 priced[base + s] += price * flat.bytes[start + s]
 
 
-@njit(cache=True, nogil=True)
+@njit(**CALLED)
 def usage_of(flat: Flat, choice: np.ndarray) -> np.ndarray:
     """int64 `[times]`: bytes of an assignment at each time, exactly."""
     change = np.zeros(len(flat.capacity) + 1, dtype=np.int64)
@@ -47,7 +48,7 @@ def usage_of(flat: Flat, choice: np.ndarray) -> np.ndarray:
     return np.cumsum(change)[:-1]
 
 
-@njit(cache=True, nogil=True)
+@njit(**CALLED)
 def cost_of(flat: Flat, costs: np.ndarray, choice: np.ndarray) -> float:
     total = 0.0
     for node in range(len(flat.first) - 1):
@@ -59,7 +60,7 @@ def cost_of(flat: Flat, costs: np.ndarray, choice: np.ndarray) -> float:
     return total
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(**INNER, inline="always")
 def pair_cost(flat: Flat, h: int, node: int, strategy: int, other_strategy: int) -> float:
     """Entry of the table of half edge `h` of `node`."""
     if flat.flipped[h]:
@@ -72,7 +73,7 @@ def pair_cost(flat: Flat, h: int, node: int, strategy: int, other_strategy: int)
     ]
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**CALLED, fastmath=FAST)
 def sweep(
     flat: Flat, priced: np.ndarray, messages: np.ndarray, forward: bool, hat: np.ndarray
 ) -> float:
@@ -112,7 +113,7 @@ def sweep(
     return bound
 
 
-@njit(cache=True, nogil=True, fastmath=FAST, inline="always")
+@njit(**INNER, fastmath=FAST, inline="always")
 def send(
     flat: Flat, messages: np.ndarray, hat: np.ndarray, h: int, node: int, share: float
 ) -> float:
@@ -144,7 +145,7 @@ def send(
     return low
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**CALLED, fastmath=FAST)
 def decide(
     flat: Flat, priced: np.ndarray, messages: np.ndarray, choice: np.ndarray, hat: np.ndarray
 ) -> None:

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from shardopt.support.compiled import CALLED, INNER
+
 # Minima over rows vectorise only if their order is free; infinities do not occur.
 FAST = {"nnan", "nsz", "reassoc"}
 
@@ -86,7 +88,7 @@ class Scratch(NamedTuple):
     ordered: np.ndarray
 
 
-@njit(cache=True, nogil=True, fastmath=FAST, inline="always")
+@njit(**INNER, fastmath=FAST, inline="always")
 def gather(flat: Classes, messages: np.ndarray, node: int, hat: np.ndarray) -> None:
     """Costs of a node with what its neighbours say."""
     costs = flat.costs[flat.first[node] : flat.first[node + 1]]
@@ -99,7 +101,7 @@ def gather(flat: Classes, messages: np.ndarray, node: int, hat: np.ndarray) -> N
             hat[s] += message[class_of[s]]
 
 
-@njit(cache=True, nogil=True, fastmath=FAST, inline="always")
+@njit(**INNER, fastmath=FAST, inline="always")
 def least_of_classes(
     flat: Classes, hat: np.ndarray, h: int, size: int, share: float, least: np.ndarray
 ) -> None:
@@ -112,7 +114,7 @@ def least_of_classes(
         least[c] = min(least[c], share * hat[s])
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**CALLED, fastmath=FAST)
 def sweep(
     flat: Classes,
     tables: np.ndarray,
@@ -145,7 +147,7 @@ def sweep(
     return bound
 
 
-@njit(cache=True, nogil=True, fastmath=FAST, inline="always")
+@njit(**INNER, fastmath=FAST, inline="always")
 def send(
     flat: Classes, tables: np.ndarray, messages: np.ndarray, h: int, least: np.ndarray
 ) -> float:
@@ -177,7 +179,7 @@ def send(
     return low
 
 
-@njit(cache=True, nogil=True)
+@njit(**CALLED)
 def price(
     flat: Classes,
     groups: Groups,
@@ -203,7 +205,7 @@ def price(
                 table[p] = forbidden if missing[p] else total
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def weight(flat: Classes, node: int) -> float:
     """The share of a node's costs that one edge gets."""
     begin, end = flat.half_first[node], flat.half_first[node + 1]
@@ -213,7 +215,7 @@ def weight(flat: Classes, node: int) -> float:
     return 1.0 / max(earlier, end - begin - earlier, 1)
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def reduced_table(
     flat: Classes,
     tables: np.ndarray,
@@ -242,14 +244,14 @@ def reduced_table(
     return low
 
 
-@njit(cache=True, nogil=True)
+@njit(**CALLED)
 def gather_all(flat: Classes, messages: np.ndarray, hats: np.ndarray) -> None:
     """`gather` for every node."""
     for node in range(len(flat.first) - 1):
         gather(flat, messages, node, hats[flat.first[node] : flat.first[node + 1]])
 
 
-@njit(cache=True, nogil=True)
+@njit(**CALLED)
 def usage(
     flat: Classes,
     groups: Groups,
@@ -284,7 +286,7 @@ def usage(
                             use[base + arc] += reduced[p] / total
 
 
-@njit(cache=True, nogil=True)
+@njit(**CALLED)
 def slope(groups: Groups, use: np.ndarray) -> float:
     """Take the mean over those who can use an arc off each use; the square of the length of what is
     left, each arc weighted by its seconds."""
@@ -307,7 +309,7 @@ def slope(groups: Groups, use: np.ndarray) -> float:
     return length
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def level_of_some(values: np.ndarray, total: float) -> float:
     """What to take off the values so that those of them that stay positive add up to `total`;
     sorts them, largest first."""
@@ -326,7 +328,7 @@ def level_of_some(values: np.ndarray, total: float) -> float:
     return level
 
 
-@njit(cache=True, nogil=True)
+@njit(**CALLED)
 def move(
     groups: Groups, direction: np.ndarray, step: float, shares: np.ndarray, scratch: Scratch
 ) -> None:
@@ -357,7 +359,7 @@ def move(
                     shares[place] = max(value - level, 0.0)
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**CALLED, fastmath=FAST)
 def decide(
     flat: Classes, tables: np.ndarray, messages: np.ndarray, choice: np.ndarray, hat: np.ndarray
 ) -> None:
@@ -389,7 +391,7 @@ def decide(
         choice[node] = best
 
 
-@njit(cache=True, nogil=True)
+@njit(**CALLED)
 def spread(
     few: Classes, few_messages: np.ndarray, flat: Classes, of: np.ndarray, messages: np.ndarray
 ) -> None:

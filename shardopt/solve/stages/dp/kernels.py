@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from shardopt.support.compiled import CALLED, INNER
+
 # Minima over contiguous runs vectorise only without NaN and signed zeros, which do not occur;
 # infinities do.
 FAST = {"nnan", "nsz"}
@@ -67,7 +69,7 @@ class Place(NamedTuple):
     flat: int
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**CALLED, fastmath=FAST)
 def cheapest_by_size(
     seconds: np.ndarray,
     need: Need,
@@ -112,7 +114,7 @@ def cheapest_by_size(
                     out[level, i, w, size] = min(out[level, i, w, size], above)
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**CALLED, fastmath=FAST)
 def sweep(
     costs: Costs,
     t_max: float,
@@ -171,7 +173,7 @@ def sweep(
             first[state, start], stop[state, start] = begin, after
 
 
-@njit(cache=True, nogil=True)
+@njit(**CALLED)
 def trace(
     costs: Costs,
     t_max: float,
@@ -194,7 +196,7 @@ def trace(
     return count
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def _step(
     costs: Costs, t_max: float, states: States, sizes: Sizes, best: np.ndarray, place: Place
 ) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 
 from shardopt.solve.stages.dp.kernels import FAST
+from shardopt.support.compiled import CALLED, INNER
 
 # Of two plans that differ by less, neither is shorter.
 _ROUNDING = 1e-12
@@ -31,7 +32,7 @@ class SharedMeshCosts(NamedTuple):
     longest_share: float
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**CALLED, fastmath=FAST)
 def least_path(
     costs: SharedMeshCosts,
     weights: np.ndarray,
@@ -57,7 +58,7 @@ def least_path(
             ends[s, k] = at
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**INNER, fastmath=FAST)
 def step_seconds(
     costs: SharedMeshCosts, borders: np.ndarray, loads: np.ndarray
 ) -> tuple[float, float]:
@@ -85,14 +86,14 @@ def step_seconds(
     return _step(costs, total, loads, longest), uneven
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**INNER, fastmath=FAST)
 def _step(costs: SharedMeshCosts, total: float, loads: np.ndarray, longest: float) -> float:
     share = costs.longest_share
     slot = (1 - share) * loads.max() / costs.each + share * longest
     return total / costs.each + costs.repeats * slot
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**CALLED, fastmath=FAST)
 def improve(costs: SharedMeshCosts, borders: np.ndarray, loads: np.ndarray) -> float:
     """Move borders, one or several that follow each other, by a layer while that makes the step
     shorter, or as long and more even; its seconds."""
@@ -125,7 +126,7 @@ def improve(costs: SharedMeshCosts, borders: np.ndarray, loads: np.ndarray) -> f
     return seconds
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**CALLED, fastmath=FAST)
 def branch(
     costs: SharedMeshCosts,
     weights: np.ndarray,
