@@ -354,10 +354,8 @@ class CostArrays:
         seconds, level = self.seconds[entries], self.level[entries]
         is_open = self.candidates[entries] & (level < SECONDS)
         sums = self.layers.sums(c, last, at)
-        least, known = (
-            self._least_seconds(c, last, at, sums),
-            self.layers.is_known(c, last, at, sums),
-        )
+        least = self._least_seconds(c, last, at, sums)
+        known = self.layers.is_known(c, last, at, sums)
         self.seconds[entries] = np.where(is_open, np.maximum(seconds, least), seconds)
         self.level[entries] = np.where(is_open & known, LAYERS, level)
 
