@@ -36,6 +36,8 @@ CHEAP = _EXPENSIVE | {
     "shift_right_logical", "sign", "slice", "subtract", "transpose", "xor",
 }  # fmt: skip
 _READS_ON_THE_WAY = CHEAP | {"reduce"}
+# What they read of an operand is what ends up in the result, of one made on the way, too.
+_PARTS = frozenset({"dynamic_slice", "slice"})
 # The compiler folds these into a matrix product.
 _FOLDED = frozenset({"reshape", "transpose"})
 
@@ -51,7 +53,8 @@ class Fusion:
     latter. `attention` are places whose kernels are of attention
     (`shardopt.solve.sharding.kernels.attention`). `rewrites` are values that lie in memory in
     several orders of their dimensions. `held` are reductions, one of a kernel, whose kernels take
-    what they reduce rows to."""
+    what they reduce rows to. `parts[t]` are the shares of a value that its readers take, if some
+    take slices."""
 
     fused: frozenset[int]
     readers: tuple[tuple[int, ...], ...]
@@ -60,6 +63,7 @@ class Fusion:
     fusing: Fusing = UNFUSED
     rewrites: Rewrites = NO_REWRITES
     held: Mapping[int, HeldRows] = field(default_factory=dict)
+    parts: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
 
     def awaited(self, graph: OpGraph) -> dict[int, list[int]]:
         """For each kernel the values for which its operations wait at a barrier."""
@@ -106,19 +110,19 @@ def fuse(
     }
     reads = _bytes_read(graph, fusible)
     fused: set[int] = set()
-    readers: list[set[int]] = [set() for _ in graph.tensors]
+    readers: list[dict[int, float]] = [{} for _ in graph.tensors]
     # From the end: who touches a value's memory depends on which of its readers are fused.
     for index in range(len(graph.ops) - 1, -1, -1):
         op = graph.ops[index]
-        using = {index}
+        using = {index: 1.0}
         if (place := place_of.get(index)) is not None:
             inside = op.results[0] in place.scores
             fused.update(op.results * inside)
-            using = place.ends(index) if inside else {place.home[index]}
+            using = dict.fromkeys(place.ends(index) if inside else (place.home[index],), 1.0)
         elif op.results and (result := op.results[0]) in fusible:
             # Fused, every reader reads the operands anew; else one does, and writes a value that
             # all read.
-            size, count = graph.tensors[result].size_bytes, len(readers[result])
+            size, count = graph.tensors[result].size_bytes, sum(readers[result].values())
             if (
                 result in cheap_to_clone
                 or count * reads[index] <= reads[index] + size + count * size
@@ -126,7 +130,7 @@ def fuse(
                 fused.add(result)
                 using = readers[result]
         for operand in op.operands:
-            readers[operand] |= using
+            _add_readers(readers[operand], using, part_read(graph, op, operand))
     kernel = tuple(place_of[op].home[op] if op in place_of else op for op in range(len(graph.ops)))
     return Fusion(
         frozenset(fused),
@@ -134,7 +138,27 @@ def fuse(
         kernel if attention else (),
         attention,
         fusing,
+        parts={
+            t: shares for t, shares in enumerate(readers) if any(s < 1 for s in shares.values())
+        },
     )
+
+
+def part_read(graph: OpGraph, op: Op, operand: int) -> float:
+    """For each element of the result, as a share of it, what is read of an operand, as a share of
+    that: of what is spread or becomes a part of the result, more."""
+    size, made = graph.tensors[operand].elements, graph.tensors[op.results[0]].elements
+    is_part = op.name in _PARTS and operand == op.operands[0]
+    return made / max(1, size) if is_part or made > size else 1.0
+
+
+def _add_readers(readers: dict[int, float], using: Mapping[int, float], part: float) -> None:
+    """Those of a result read an operand as well: slices other elements each, what goes over all of
+    them the same ones."""
+    for reader, share in using.items():
+        before = readers.get(reader, 0.0)
+        more = share * part
+        readers[reader] = min(1.0, before + more if part < 1 else max(before, more))
 
 
 def _fusible(
@@ -209,7 +233,8 @@ def _bytes_read(graph: OpGraph, fusible: Set[int]) -> list[float]:
             maker = producers[operand] if operand in fusible else -1
             size = graph.tensors[operand].size_bytes
             if maker >= 0 and (total[maker] <= size or len(consumers[operand]) == 1):
-                inside = sources[maker]
+                part = min(1.0, part_read(graph, op, operand))
+                inside = {tensor: size * part for tensor, size in sources[maker].items()}
             else:
                 inside = {operand: graph.tensors[tensors[like]].size_bytes * share}
             for tensor, bytes_ in inside.items():

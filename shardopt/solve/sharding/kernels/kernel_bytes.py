@@ -5,11 +5,12 @@ it into kernels.
     %3 = multiply %1, %2       %0, the product for %2 and %3, and nobody for %1.
 
 A kernel reads a tensor once, however many of its operations do; the first of them pays. A cheap
-operation that several kernels repeat pays once for each. Fusion is that of
-`shardopt.solve.sharding.kernels.merged_kernels`."""
+operation that several kernels repeat pays once for each, or for the slices that each takes. Fusion
+is that of `shardopt.solve.sharding.kernels.merged_kernels`."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,19 +18,19 @@ from shardopt.cost.compute import HeldRows
 from shardopt.graph.attention_use import AttentionUse
 from shardopt.graph.op_bytes import touched
 from shardopt.graph.op_graph import OpGraph
-from shardopt.solve.sharding.kernels.fusion import Fusion
+from shardopt.solve.sharding.kernels.fusion import Fusion, part_read
 
 
 @dataclass(frozen=True)
 class Accesses:
     """`counts` are, for each tensor of an operation, operands first, in how many kernels the
-    operation touches its memory. `attention` are the kernels of attention that compute it. `copies`
-    are, for each operand, how many kernels write it in another order of its dimensions, which the
-    operation then reads, and `strewn` how many of these in an order whose innermost dimension is
-    short; empty stands for none. `held` is what the kernel of a reduction keeps that takes its
-    result."""
+    operation touches its memory, those that take a part of it counted as the part. `attention` are
+    the kernels of attention that compute it. `copies` are, for each operand, how many kernels write
+    it in another order of its dimensions, which the operation then reads, and `strewn` how many of
+    these in an order whose innermost dimension is short; empty stands for none. `held` is what the
+    kernel of a reduction keeps that takes its result."""
 
-    counts: tuple[int, ...]
+    counts: tuple[float, ...]
     attention: tuple[AttentionUse, ...] = ()
     copies: tuple[int, ...] = ()
     strewn: tuple[int, ...] = ()
@@ -57,8 +58,11 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
             accesses.append(Accesses((0, 0)))
             continue
         kernels = {index}
+        shares = defaultdict[int, float](float)
         if op.results and op.results[0] in fused:
             kernels = set(fusion.readers[op.results[0]])
+            for reader, share in fusion.parts.get(op.results[0], {}).items():
+                shares[number[reader]] += share
         kernels = {number[kernel] for kernel in kernels}
         reads = []
         for operand in op.operands:
@@ -66,7 +70,8 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
             producing = {number[producers[operand]]} if producers[operand] >= 0 else set()
             fresh = set() if operand in fused else kernels - producing - seen[operand]
             seen[operand] |= fresh
-            reads.append(len(fresh))
+            part = max(1, part_read(graph, op, operand))
+            reads.append(sum(min(1, shares.get(kernel, 1) * part) for kernel in fresh))
         written = (
             int(result not in fused)
             * (

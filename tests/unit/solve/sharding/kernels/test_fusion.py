@@ -40,7 +40,7 @@ def total(graph: OpGraph) -> float:
     )
 
 
-def counts(graph: OpGraph) -> tuple[tuple[int, ...], ...]:
+def counts(graph: OpGraph) -> tuple[tuple[float, ...], ...]:
     """For each operation, in how many kernels it touches each tensor."""
     return tuple(each.counts for each in kernel_accesses(graph, fuse(graph, frozenset())))
 
@@ -76,6 +76,33 @@ def test_a_cheap_operation_runs_in_every_kernel_that_reads_it() -> None:
     assert fuse(graph, frozenset()).fused == frozenset(), "a sort reads memory"
     graph = graph_of(("negate", (0,)), ("abs", (1,)), ("cosine", (1,)), outputs=(2, 3))
     assert counts(graph) == ((2, 0), (0, 1), (0, 1))
+
+
+def test_slices_of_a_value_made_on_the_way_read_their_parts() -> None:
+    """As those of layers do, of a stack of which a microbatch takes its rows."""
+    layers = 8
+    stack, row = Tensor((2, layers, 64), "f32", 4), Tensor((1, 1, 64), "f32", 4)
+    of_microbatch = Tensor((1, layers, 64), "f32", 4)
+    ops = (
+        Op("dynamic_slice", (0,), (1,), None),
+        *(Op("slice", (1,), (2 + layer,), None) for layer in range(layers)),
+        *(Op("negate", (2 + layer,), (2 + layers + layer,), None) for layer in range(layers)),
+    )
+    made = tuple(range(2 + layers, 2 + 2 * layers))
+    graph = OpGraph((stack, of_microbatch, *(row,) * 2 * layers), ops, (0,), made)
+    assert fuse(graph, frozenset()).fused == set(range(1, 2 + layers))
+    assert total(graph) == 2 * layers * row.size_bytes
+
+
+def test_slices_of_what_is_spread_read_all_that_it_is_made_of() -> None:
+    row, spread = Tensor((1, 64), "f32", 4), Tensor((8, 64), "f32", 4)
+    ops = (
+        Op("broadcast_in_dim", (0,), (1,), None),
+        *(Op("slice", (1,), (2 + k,), None) for k in range(8)),
+        *(Op("negate", (2 + k,), (10 + k,), None) for k in range(8)),
+    )
+    graph = OpGraph((row, spread, *(row,) * 16), ops, (0,), tuple(range(10, 18)))
+    assert total(graph) == 2 * 8 * row.size_bytes
 
 
 def test_an_expensive_operation_runs_once() -> None:

@@ -50,7 +50,7 @@ def softmax(over: str = "b") -> OpGraph:
     return OpGraph(tensors, ops, (0,), (7,))
 
 
-def accesses(graph: OpGraph, fusing: Fusing) -> tuple[tuple[int, ...], ...]:
+def accesses(graph: OpGraph, fusing: Fusing) -> tuple[tuple[float, ...], ...]:
     """For each operation, in how many kernels it touches each tensor."""
     fusion = find_kernels(graph, frozenset(), fusing)
     return tuple(each.counts for each in kernel_accesses(graph, fusion))
