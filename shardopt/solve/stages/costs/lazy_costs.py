@@ -8,7 +8,8 @@
    the best exact plan so far is within the tolerance of the bound, or when the budget of solves is
    spent; then one stage on all devices is tried, too, and the plan says which gap remains.
 4. Where bounds promise a plan and each one looked at turns out too large for the memory, the search
-   would go on through thousands of them. After so many solves it looks at the leanest instead.
+   would go on through thousands of them. After so many solves, or as much work as with a plan, it
+   looks at the leanest instead.
 """
 
 from __future__ import annotations
@@ -223,6 +224,7 @@ class LazyStageCosts:
         budget = max(self.most_solves, self.counts.solves + MORE_SOLVES)
         most_work = MOST_WORK
         most_without_plan = self.counts.solves + MOST_WITHOUT_PLAN
+        work_without_plan = self.counts.work + MOST_WORK
         next_guess = 0
         while True:
             # The best plan so far is a good one to begin with: its costs are exact, so it is no
@@ -250,7 +252,7 @@ class LazyStageCosts:
                 if is_spent or gap <= self.gap_tolerance:
                     best = self._best_known(best, in_flight_of, planner)
                     return replace(best, status="feasible", bound=proven)
-            elif self.counts.solves >= most_without_plan:
+            elif self.counts.solves >= most_without_plan or self.counts.work >= work_without_plan:
                 best, bound, proven = self._leanest(in_flight_of), 0.0, 0.0  # more fits now
                 continue
             if best is None:  # the first one found is seldom the best

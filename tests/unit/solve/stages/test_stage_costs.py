@@ -619,12 +619,15 @@ def test_costs_from_disk_are_those_that_would_be_computed(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("kept_costs")
-@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize(
+    ("spent", "fits"),
+    [("MOST_WITHOUT_PLAN", True), ("MOST_WITHOUT_PLAN", False), ("MOST_WORK", True)],
+)
 def test_a_search_without_a_plan_ends_with_the_leanest(
-    monkeypatch: pytest.MonkeyPatch, fits: bool
+    monkeypatch: pytest.MonkeyPatch, spent: str, fits: bool
 ) -> None:
     """The planner goes on with a plan that never fits, as bounds promise one after the other: the
-    search looks at the leanest plan itself."""
+    search looks at the leanest plan itself, after so many problems or operations in them."""
     _, everything = exact(problem())
     leanest = leanest_plan(replace(everything, memory_bytes=(0.0,)), None)
     assert leanest is not None
@@ -634,7 +637,7 @@ def test_a_search_without_a_plan_ends_with_the_leanest(
         for stage, held in zip(leanest, copies, strict=True)
     ]
     largest = solve_stages(everything, 1).stages
-    monkeypatch.setattr(lazy_costs, "MOST_WITHOUT_PLAN", 1)
+    monkeypatch.setattr(lazy_costs, spent, 1)
     limit = int(max(needs)) + 1 if fits else int(0.9 * min(needs))
     lazy = LazyStageCosts(replace(problem(), memory_limit_bytes=(limit,)), most_solves=0)
 
