@@ -33,6 +33,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "roll-parts",
         "unroll-loops",
         "split-branches",
+        "unsort-rows",
         "batch-gathers",
         "normalize",
         "check-custom-calls",

@@ -59,7 +59,9 @@ PHASES: tuple[Phase, ...] = (
             "func.func(chlo-legalize-to-stablehlo)",
             "canonicalize,cse,symbol-dce",  # folds the constants by which gathers are recognised
             "shardopt-split-branches",  # behind symbol-dce and cse: fewer operations to copy
-            # before the step is cut: through batching dimensions rows stay rows
+            # before the step is cut: rows that are sorted are no rows of the batch
+            "shardopt-unsort-rows",
+            # likewise, through batching dimensions; finds what unsorted rows are gathered at
             "shardopt-batch-gathers",
             "shardopt-normalize",  # does more behind the folding above
             "canonicalize,cse",  # drops what the rewrites have left without readers

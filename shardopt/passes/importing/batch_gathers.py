@@ -12,13 +12,15 @@ and cut into microbatches, without communication.
     %r = "stablehlo.gather"(%x, %labels) {collapsed_slice_dims = [1], operand_batching_dims = [0],
            start_indices_batching_dims = [0], start_index_map = [1]} : (4x8, 4x1) -> 4
 
-1. Split the index tensor into components and prove which ones are coordinates
+1. An index `i // k` is the coordinate of one of two dimensions, into which rows are split
+   (`shardopt.passes.importing.repeated_rows`).
+2. Split the index tensor into components and prove which ones are coordinates
    (`shardopt.passes.importing.coordinates`).
-2. A coordinate of a dimension as large as the operand's is in bounds, so it needs no clamp and
+3. A coordinate of a dimension as large as the operand's is in bounds, so it needs no clamp and
    drops no update.
-3. Move those dimensions from the collapsed (inserted) to the batching dimensions; join the
+4. Move those dimensions from the collapsed (inserted) to the batching dimensions; join the
    remaining components.
-4. If none remains, a gather is a slice and a broadcast, and an adding scatter is a sum (the
+5. If none remains, a gather is a slice and a broadcast, and an adding scatter is a sum (the
    gradient of a position table); any other scatter indexes a new operand dimension of size 1 by
    zero.
 """
@@ -42,6 +44,7 @@ from shardopt.passes.importing.indexing import (
     read_indexing,
     write_indexing,
 )
+from shardopt.passes.importing.repeated_rows import split_repeats
 
 
 def _batch_pairs(
@@ -190,8 +193,10 @@ class BatchGathers(Pass):
         indexed = operations(module.operation, ("stablehlo.gather", "stablehlo.scatter"))
         rewritten = 0
         for op in indexed:
-            with ir.InsertionPoint(op), op.location:
-                rewritten += _rebatch(op)
+            with op.location:
+                split = split_repeats(op)
+                with ir.InsertionPoint(split):
+                    rewritten += _rebatch(split)
         pm.statistic("indexed", len(indexed))
         pm.statistic("rewritten", rewritten)
         if not rewritten:

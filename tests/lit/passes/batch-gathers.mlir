@@ -71,3 +71,26 @@ func.func @set_rows(%x: tensor<3x2xf32>, %u: tensor<3x2xf32>) -> tensor<3x2xf32>
   }) : (tensor<3x2xf32>, tensor<3x1xi32>, tensor<3x2xf32>) -> tensor<3x2xf32>
   return %0 : tensor<3x2xf32>
 }
+
+// Each of four rows twice, x[i // 2], and pairs of rows added up.
+// CHECK-LABEL: func.func @repeated
+func.func @repeated(%x: tensor<4x3xf32>, %u: tensor<8x3xf32>) -> (tensor<8x3xf32>, tensor<4x3xf32>) {
+  // CHECK-NOT: stablehlo.gather
+  // CHECK-NOT: stablehlo.scatter
+  // CHECK: %[[TWICE:.*]] = stablehlo.broadcast_in_dim %arg0, dims = [0, 2] : (tensor<4x3xf32>) -> tensor<4x2x3xf32>
+  // CHECK: %[[ROWS:.*]] = stablehlo.reshape %[[TWICE]] : (tensor<4x2x3xf32>) -> tensor<8x3xf32>
+  // CHECK: %[[PAIRS:.*]] = stablehlo.reshape %arg1 : (tensor<8x3xf32>) -> tensor<4x2x3xf32>
+  // CHECK: %[[SUMS:.*]] = stablehlo.reduce(%[[PAIRS]] init: %{{.*}}) applies stablehlo.add across dimensions = [1]
+  // CHECK: %[[ADDED:.*]] = stablehlo.add %arg0, %[[SUMS]] : tensor<4x3xf32>
+  // CHECK: return %[[ROWS]], %[[ADDED]]
+  %iota = stablehlo.iota dim = 0 : tensor<8x1xi32>
+  %two = stablehlo.constant dense<2> : tensor<8x1xi32>
+  %half = stablehlo.divide %iota, %two : tensor<8x1xi32>
+  %0 = "stablehlo.gather"(%x, %half) <{dimension_numbers = #stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, slice_sizes = array<i64: 1, 3>}> : (tensor<4x3xf32>, tensor<8x1xi32>) -> tensor<8x3xf32>
+  %1 = "stablehlo.scatter"(%x, %half, %u) <{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %s = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+  }) : (tensor<4x3xf32>, tensor<8x1xi32>, tensor<8x3xf32>) -> tensor<4x3xf32>
+  return %0, %1 : tensor<8x3xf32>, tensor<4x3xf32>
+}

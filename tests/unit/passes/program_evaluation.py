@@ -3,9 +3,11 @@ StableHLO interpreter."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -118,3 +120,17 @@ def _interpret(
         clone_into(op, inner, point)
     func.ReturnOp([inner[value] for value in results], ip=point)
     return list(stablehlo.eval_module(module, [values[value] for value in inputs]))
+
+
+def run_xla(module: ir.Module, inputs: Sequence[Any]) -> list[np.ndarray]:
+    """What XLA makes of a module for one host device."""
+    import jax
+    from jax.extend.backend import get_compile_options
+
+    device = jax.devices("cpu")[0]
+    code = io.BytesIO()
+    module.operation.write_bytecode(code)
+    options = get_compile_options(num_replicas=1, num_partitions=1)
+    program = device.client.compile_and_load(code.getvalue(), (device,), options)
+    results = program.execute_sharded([jax.device_put(x, device) for x in inputs])
+    return [np.asarray(arrays[0]) for arrays in results.disassemble_into_single_device_arrays()]

@@ -3,7 +3,6 @@ compiled by XLA."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from shardopt.passes.importing.inline_calls import InlineCalls
 from shardopt.passes.importing.normalize import Normalize
 from shardopt.passes.importing.unroll_loops import UnrollLoops
 from shardopt.passes.importing.verify_imported import VerifyImported
+from tests.unit.passes.program_evaluation import run_xla
 
 CANONICALIZE = "builtin.module(canonicalize,cse)"
 DTYPES = {"f32": np.float32, "i32": np.int32, "ui32": np.uint32, "i8": np.int8}
@@ -437,18 +437,6 @@ def imported(module: ir.Module) -> ir.Module:
     return module
 
 
-def run_xla(jax: Any, module: ir.Module, inputs: Sequence[Any]) -> list[np.ndarray]:
-    from jax.extend.backend import get_compile_options
-
-    device = jax.devices("cpu")[0]
-    code = io.BytesIO()
-    module.operation.write_bytecode(code)
-    options = get_compile_options(num_replicas=1, num_partitions=1)
-    program = device.client.compile_and_load(code.getvalue(), (device,), options)
-    results = program.execute_sharded([jax.device_put(x, device) for x in inputs])
-    return [np.asarray(arrays[0]) for arrays in results.disassemble_into_single_device_arrays()]
-
-
 def scan_over_layers(jax: Any) -> tuple[Callable, Sequence[Any]]:
     jnp = jax.numpy
 
@@ -520,7 +508,7 @@ def test_imported_programs_give_the_same_numbers(
             assert "batching_dims = [0]" in str(op), "every indexing of rows is batched"
     expected = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(function)(*inputs))]
     for module in (original, rewritten):
-        for actual, by_jax in zip(run_xla(jax, module, inputs), expected, strict=True):
+        for actual, by_jax in zip(run_xla(module, inputs), expected, strict=True):
             np.testing.assert_allclose(actual, by_jax, rtol=1e-5, atol=1e-6)
 
 
