@@ -16,6 +16,9 @@ not inside the regions of while, case or reduce; private functions that nothing 
    about.
 4. Let symbol-dce remove what is no longer called.
 
+Products of groups of rows (`chlo.ragged_dot`) are written out like any composite, with as many
+products of all rows as there are groups, which a warning says.
+
 MLIR's own `inline` pass leaves calls alone here, because the inliner interface of the func dialect
 is not registered."""
 
@@ -28,11 +31,14 @@ from graphlib import CycleError, TopologicalSorter
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from shardopt.ir.rewriting import functions, operations, splice_block, symbol_name
+from shardopt.ir.rewriting import functions, operations, shape_of, splice_block, symbol_name
 from shardopt.passes.base import Pass, PassContext
 
 # What calls, and the attribute that names the callee.
 _CALLEE = {"func.call": "callee", "stablehlo.composite": "decomposition"}
+
+# Products of groups of rows (`jax.lax.ragged_dot`), for which GPUs and TPUs have kernels.
+_GROUPS = "chlo.ragged_dot"
 
 # Attributes of calls that mean nothing once the body stands in place of the call.
 _CALL_ATTRIBUTES = frozenset(
@@ -88,6 +94,23 @@ def _check_call(call: ir.Operation, bodies: dict[str, ir.Operation], pm: PassCon
         )
 
 
+def _warn_of_groups(calls: Sequence[ir.Operation], pm: PassContext) -> None:
+    """Say what writing out costs where compilers have kernels for it."""
+    groups = [
+        call
+        for call in calls
+        if call.name == "stablehlo.composite"
+        and ir.StringAttr(call.attributes["name"]).value == _GROUPS
+    ]
+    if groups:
+        sizes = shape_of(groups[0].operands[-1])
+        pm.warning(
+            groups[0],
+            f"'{_GROUPS}' is written out: all rows are multiplied once for each of "
+            f"{sizes[-1] if sizes else 1} groups, where kernels for groups multiply each row once",
+        )
+
+
 def _constrained(value: ir.Value, attributes: ir.DictAttr) -> ir.Value:
     """`value` behind the sharding constraint that a parameter's or result's attributes express, if
     any."""
@@ -139,6 +162,7 @@ class InlineCalls(Pass):
         # First of all: the order below fails on callees that do not exist.
         for call in (call for sites in calls.values() for call in sites):
             _check_call(call, bodies, pm)
+        _warn_of_groups([call for sites in calls.values() for call in sites], pm)
         for name in _callees_first(calls, bodies, pm):
             for call in calls[name]:
                 _inline(call, bodies[_callee(call)])

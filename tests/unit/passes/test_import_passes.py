@@ -99,6 +99,24 @@ def scatter(dims: str, types: str, body: str = "stablehlo.add") -> str:
 # inline-calls
 
 
+def test_what_groups_cost_is_said(context: ir.Context) -> None:
+    text = """
+    func.func @main(%x: tensor<6x3xf32>, %w: tensor<4x3x2xf32>, %n: tensor<4xi32>) -> tensor<6x2xf32> {
+      %0 = stablehlo.composite "chlo.ragged_dot" %x, %w, %n {decomposition = @dense}
+        : (tensor<6x3xf32>, tensor<4x3x2xf32>, tensor<4xi32>) -> tensor<6x2xf32>
+      return %0 : tensor<6x2xf32>
+    }
+    func.func private @dense(%x: tensor<6x3xf32>, %w: tensor<4x3x2xf32>, %n: tensor<4xi32>) -> tensor<6x2xf32> {
+      %0 = stablehlo.constant dense<0.0> : tensor<6x2xf32>
+      return %0 : tensor<6x2xf32>
+    }"""
+    module, said = ir.Module.parse(text), PassContext()
+    InlineCalls().run(module, said)
+    [warning] = said.diagnostics
+    assert warning.severity == "warning"
+    assert "once for each of 4 groups" in warning.message
+
+
 def test_calls_and_composites_are_inlined(context: ir.Context) -> None:
     text = """
     func.func @main(%x: tensor<2x3xf32>, %y: tensor<2x3xf32>) -> (tensor<2x3xf32>, tensor<2x3xf32>) {
