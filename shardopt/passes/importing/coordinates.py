@@ -13,7 +13,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from shardopt.ir.rewriting import defining, shape_of
+from shardopt.ir.rewriting import defining, past_barriers, shape_of
 from shardopt.ir.scalars import wrap
 from shardopt.ir.shapes import dimensions
 
@@ -28,6 +28,7 @@ _ELEMENT_PRESERVING = ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stabl
 def coordinate_dim(value: ir.Value) -> int | None:
     """The dimension d such that `value[i0, …, in] == i_d` everywhere, or None if that is not
     evident."""
+    value = past_barriers(value)
     type_ = ir.RankedTensorType(value.type)
     op = defining(value)
     if op is None or not isinstance(type_.element_type, ir.IntegerType):
@@ -42,7 +43,7 @@ def coordinate_dim(value: ir.Value) -> int | None:
 def bounds(value: ir.Value) -> tuple[int, int] | None:
     """The smallest and largest element of an integer tensor that is computed from constants alone,
     or None."""
-    while (op := defining(value)) is not None and op.name in _ELEMENT_PRESERVING:
+    while (op := defining(past_barriers(value))) is not None and op.name in _ELEMENT_PRESERVING:
         value = op.operands[0]
     table = _table(value)
     return None if table is None or table.size == 0 else (int(table.min()), int(table.max()))
@@ -55,6 +56,7 @@ def _largest(element: ir.IntegerType) -> int:
 def _table(value: ir.Value) -> np.ndarray | None:
     """The elements of a small integer tensor computed from constants: the limits of a clamp, a
     position table."""
+    value = past_barriers(value)
     op, shape = defining(value), shape_of(value)
     if op is None or prod(shape) > _MAX_TABLE_ELEMENTS:
         return None

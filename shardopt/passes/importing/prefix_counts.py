@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.extract.op_graph import read_reducer
-from shardopt.ir.rewriting import defining, shape_of
+from shardopt.ir.rewriting import defining, past_barriers, shape_of
 from shardopt.ir.shapes import dimensions
 from shardopt.ir.splats import read_splat
 from shardopt.passes.importing.coordinates import bounds, coordinate_dim
@@ -51,6 +51,7 @@ class PrefixCounts:
 
     def _linear(self, value: ir.Value) -> tuple[np.ndarray, ir.Value] | None:
         """Its coefficients `[*shape, keys]`, and the keys that are counted."""
+        value = past_barriers(value)
         if value not in self._found:
             self._found[value] = None  # until it is known
             self._found[value] = self._read(value)
@@ -119,7 +120,7 @@ def _counted_by_sum(op: ir.Operation) -> ir.Value | None:
     """A sum over rows of whether their key is e."""
     if len(op.operands) != 2 or read_reducer(op) != "add":
         return None
-    dims, is_key = dimensions(op, "dimensions"), defining(op.operands[0])
+    dims, is_key = dimensions(op, "dimensions"), defining(past_barriers(op.operands[0]))
     if len(shape_of(op.operands[0])) != 2 or len(dims) != 1:
         return None
     (row,) = dims
@@ -162,6 +163,7 @@ def lower_bound(value: ir.Value) -> int | None:
     known = bounds(value)
     if known is not None:
         return known[0]
+    value = past_barriers(value)
     op = defining(value)
     if op is None or not isinstance(ir.RankedTensorType(value.type).element_type, ir.IntegerType):
         return None
@@ -228,7 +230,7 @@ def _lower_of_picked(reduce: ir.Operation, number: int) -> int | None:
 
 def is_never(predicate: ir.Value) -> bool:
     """Whether a comparison with a limit holds nowhere, as no element is below it."""
-    compare = defining(predicate, "stablehlo.compare")
+    compare = defining(past_barriers(predicate), "stablehlo.compare")
     if compare is None or direction(compare) != "LT":
         return False
     low, limits = lower_bound(compare.operands[0]), bounds(compare.operands[1])
@@ -258,6 +260,7 @@ def follows(value: ir.Value, keys: frozenset[ir.Value]) -> bool:
     """Whether a value has a number for each row that never falls where one of `keys` rises: rows
     that are sorted by the latter are sorted by it."""
     while value not in keys:
+        value = past_barriers(value)
         op = defining(value)
         if op is None:
             return False
@@ -282,9 +285,9 @@ def follows(value: ir.Value, keys: frozenset[ir.Value]) -> bool:
 
 
 def _is_splat(value: ir.Value) -> bool:
-    op = defining(value)
+    op = defining(past_barriers(value))
     while op is not None and op.name in ("stablehlo.broadcast_in_dim", "stablehlo.convert"):
-        op = defining(op.operands[0])
+        op = defining(past_barriers(op.operands[0]))
     return op is not None and op.name == "stablehlo.constant" and read_splat(op) is not None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.ir.rewriting import defining
+from shardopt.ir.rewriting import defining, past_barriers
 from shardopt.ir.splats import read_splat
 
 ELEMENTWISE = frozenset(
@@ -76,9 +76,9 @@ Kind = Sorted | Inverse | Shifted | Placed
 
 def splat_fill(value: ir.Value) -> bool | None:
     """Whether all elements are zero (False) or, of booleans, true."""
-    op = defining(value)
+    op = defining(past_barriers(value))
     while op is not None and op.name == "stablehlo.broadcast_in_dim":
-        op = defining(op.operands[0])
+        op = defining(past_barriers(op.operands[0]))
     splat = read_splat(op) if op is not None and op.name == "stablehlo.constant" else None
     if splat is None:
         return None

@@ -15,7 +15,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from shardopt.ir.rewriting import defining, shape_of
+from shardopt.ir.rewriting import defining, past_barriers, shape_of
 from shardopt.ir.shapes import broadcast, dimensions, reshape
 from shardopt.ir.splats import read_splat, resized, splat_constant
 from shardopt.passes.importing.coordinates import bounds, coordinate_dim
@@ -54,6 +54,8 @@ class UnsortedValues:
 
     def by_rows(self, value: ir.Value, dim: int) -> Unsorted:
         """Raises NotSorted for a value that says of position j what it says of no row."""
+        if value not in self.kinds:
+            value = past_barriers(value)
         known = self._known.get((value, dim))
         if known is None:
             known = self._read(value, dim)
@@ -138,7 +140,8 @@ class UnsortedValues:
             if bounds(source) == (0, 0):  # where no position is below, either
                 return self._everywhere(op, shape, not is_below)
             found = None if dim in laid else self._counts.of(source)
-            keys = frozenset((self.sort.operands[0], self.sort.results[0]))
+            key = self.sort.operands[0]
+            keys = frozenset((key, past_barriers(key), self.sort.results[0]))
             if found is not None and follows(found[1], keys):
                 build = partial(self._compared, op, shape, side, dim, laid, *found)
                 return Unsorted(not is_below, build)

@@ -199,6 +199,23 @@ def test_routed_rows_stay_in_their_order(routing: Routing) -> None:
     check(step, *arguments, counts=(2, 4))
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_layers_in_a_scan(recompute: bool) -> None:
+    """What the forward pass of a layer keeps stands behind a barrier."""
+    routing = Routing(count=bincount)
+
+    def layer(h: Array, params: dict[str, Array]) -> tuple[Array, None]:
+        made = experts(routing, params, jnp.tanh(h @ params["before"]), ragged)
+        return h + made, None
+
+    def loss(params: dict[str, Array], x: Array, y: Array) -> Array:
+        h, _ = lax.scan(jax.checkpoint(layer) if recompute else layer, x, params)
+        return jnp.sum((h - y) ** 2)
+
+    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, -0.5 * leaf]), state())
+    check_whole(lambda params, x, y: sgd(loss, params, x, y), twice)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "routing",
@@ -217,9 +234,9 @@ def test_all_ways_to_route(routing: Routing) -> None:
     check_whole(step_of(partial(experts, routing, multiply=routing.multiply)))
 
 
-def check_whole(step: Callable[..., Any]) -> tuple[Any, ...]:
+def check_whole(step: Callable[..., Any], params: Any = None) -> tuple[Any, ...]:
     """The step has no sort and no padding, and computes what JAX does; returns its arguments."""
-    arguments = (state(), *batch())
+    arguments = (params or state(), *batch())
     module = lower(step, *arguments)
     assert sorts(module) == 0
     rows = {shape_of(value)[0] for value in two_dimensional(module)}
