@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
+from jax.errors import JaxRuntimeError
 from jaxlib.mlir import ir
 
 from shardopt.dialect.custom_calls import check_custom_calls
@@ -55,12 +56,18 @@ class Reference:
 
     def __init__(self, module: ir.Module, custom_calls: str = "", *, quick: bool = False) -> None:
         """`quick` compiles sooner, into slower code. Raises UserError when the module has no
-        `@main` of static shapes, or custom calls that neither XLA nor JAX registers and that are
-        not named."""
+        `@main` of static shapes, custom calls that neither XLA nor JAX registers and that are not
+        named, or operations that XLA has for other devices only."""
         check_custom_calls(module, custom_calls)
         self._function = _whole_function(module)
         self._device = XlaMesh(_ONE_DEVICE)
-        self._executable = self._device.compile(self._function, quick=quick)
+        try:
+            self._executable = self._device.compile(self._function, quick=quick)
+        except JaxRuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"the module cannot be run as a reference on a CPU: {reason}"
+            ) from error
 
     def __call__(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs. Raises UserError when the inputs do not fit."""
