@@ -233,8 +233,9 @@ def _bytes_read(graph: OpGraph, fusible: Set[int]) -> list[float]:
             maker = producers[operand] if operand in fusible else -1
             size = graph.tensors[operand].size_bytes
             if maker >= 0 and (total[maker] <= size or len(consumers[operand]) == 1):
-                part = min(1.0, part_read(graph, op, operand))
-                inside = {tensor: size * part for tensor, size in sources[maker].items()}
+                inside = sources[maker]
+                if (part := part_read(graph, op, operand)) < 1:
+                    inside = {tensor: size * part for tensor, size in inside.items()}
             else:
                 inside = {operand: graph.tensors[tensors[like]].size_bytes * share}
             for tensor, bytes_ in inside.items():
