@@ -124,15 +124,17 @@ def _names(graph: OpGraph, tensor: int) -> set[int]:
 def _is_first_reader(base: IntraOpProblem, op: int, names: Set[int]) -> bool:
     """Whether no operation of its scope reads one of these tensors before it, and may have made the
     copy."""
-    graph = base.tables.graph
-    scope = graph.ops[op].scope
+    graph, places = base.tables.graph, base.places
+    scope, consumers = graph.ops[op].scope, graph.consumers()
     readers = (
-        k
-        for k in base.order
-        if graph.ops[k].scope == scope
-        and any(t in names and not hands_on(graph, k, t) for t in graph.ops[k].operands)
+        reader
+        for tensor in names
+        for reader in consumers[tensor]
+        if reader in places
+        and graph.ops[reader].scope == scope
+        and not hands_on(graph, reader, tensor)
     )
-    return next(readers) == op
+    return min(readers, key=places.__getitem__) == op
 
 
 def _equal(first: Sequence[Hashable], second: Sequence[Hashable]) -> np.ndarray:

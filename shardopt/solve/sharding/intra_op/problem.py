@@ -295,6 +295,11 @@ class IntraOpProblem:
     residency: Residency
 
     @cached_property
+    def places(self) -> dict[int, int]:
+        """The position of each operation in `order`."""
+        return {op: place for place, op in enumerate(self.order)}
+
+    @cached_property
     def sharing(self) -> Sharing:
         """What `problem`, in which each reader pays for itself, has in common."""
         return Sharing(self.problem, self.groups)
