@@ -3,8 +3,8 @@
 The shortest sharding of a stage often keeps weights or optimizer state whole on several devices.
 Where it does not fit, every byte held at the peak gets a cost in seconds, and the small problem of
 the classes is solved once more. At a low cost only state is split that the update alone reads; at a
-higher cost also weights that must then be gathered in every microbatch. The shard phase later
-solves the same stage under the limit itself.
+higher cost also weights that must then be gathered in every microbatch, and twice where a fragment
+runs forward and backward. The shard phase later solves the same stage under the limit itself.
 
 Which cost is right is found as for a shortest path with one resource (LARAC: Jüttner et al.,
 INFOCOM 2001): of a sharding that is too large and one that fits, the next cost is that at which
@@ -102,7 +102,25 @@ class LeanSharder:
         solution = problem.solve(GAP, start, held, self.byte_seconds)
         if not solution.choice:
             return PartSharding((), ())
-        return sharding_of(facts, tables, problem.spread(solution.choice))
+        return self._with_copies(facts, tables, problem.spread(solution.choice))
+
+    def _with_copies(
+        self, facts: PartFacts, tables: StrategyTables, choice: tuple[int, ...]
+    ) -> PartSharding:
+        """Copies that are held at the peak for readers far apart, as gathered weights are from
+        forward to backward, are kept, or dropped and made anew, whichever costs less."""
+        kept = sharding_of(facts, tables, choice)
+        waiting = ShardedPart(facts, tables, choice, ()).copied_at_peak(self.in_flight)
+        if not waiting:
+            return kept
+        dropped = sharding_of(facts, tables, choice, (waiting,))
+
+        def costs(sharding: PartSharding) -> float:
+            part = ShardedPart(facts, tables, choice, sharding.transient)
+            held = int(part.live_bytes(copies=True, in_flight=self.in_flight).max())
+            return sum(sharding.fragment_seconds) + self.byte_seconds * held
+
+        return min(kept, dropped, key=costs)
 
     def _at_peak(self, facts: PartFacts, tables: StrategyTables) -> list[tuple[int, int]]:
         """What a device holds at the position where the shortest sharding, without copies of

@@ -114,6 +114,16 @@ class ShardedPart:
             np.subtract.at(change, stop, size)
         return np.cumsum(change[:-1])
 
+    def copied_at_peak(self, in_flight: int = 1) -> frozenset[int]:
+        """The tensors of which copies in other shardings lie where a device holds most."""
+        live_bytes = self.live_bytes(copies=True, in_flight=in_flight)
+        peak = int(live_bytes.argmax()) if live_bytes.size else 0
+        return frozenset(
+            copy.tensor
+            for copy in self._copies
+            if copy.sharding is not None and copy.start <= peak < copy.stop
+        )
+
     def sum_bytes(self, tensors: Iterable[int]) -> int:
         """Bytes of a device of some tensors."""
         return sum(map(self.bytes_of, sorted(tensors)))

@@ -37,7 +37,12 @@ from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts, NothingFits
 from shardopt.solve.stages.costs.lean import LeanSharder
 from shardopt.solve.stages.costs.part_facts import PartFacts
 from shardopt.solve.stages.costs.sharded_part import ShardedPart
-from shardopt.solve.stages.costs.sharders import OptimalSharder, PartSharding, memory_of
+from shardopt.solve.stages.costs.sharders import (
+    OptimalSharder,
+    PartSharding,
+    memory_of,
+    sharding_of,
+)
 from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
 from shardopt.solve.stages.dp.infeasible import leanest_plan
 from shardopt.solve.stages.dp.stage_dp import solve_stages
@@ -346,6 +351,23 @@ def test_bounds_within_memory_never_exceed_what_fits(
                 assert within <= sum(sharding.fragment_seconds) * (1 + 1e-9)
                 raised += within > plain * 1.001
     assert bool(raised) == raises
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (2, 2)])
+def test_lean_stages_gather_weights_again_for_the_backward(shape: tuple[int, int]) -> None:
+    """Where one fragment runs forward and backward, and bytes are dear."""
+    step, where = chain(6, 1), cluster()
+    part = cut_part(step, 0, 6)
+    facts = PartFacts(part)
+    config = next(each for each in stage_configs(where) if each.logical_shape == shape)
+    tables = StrategyTables(candidate_mesh(config, range(4)), where)
+    shortest = OptimalSharder().shard(part, facts, tables)
+    byte_seconds = 100 * sum(shortest.fragment_seconds) / BYTES
+    dropped = LeanSharder(shortest, byte_seconds, 1).shard(part, facts, tables)
+    kept = sharding_of(facts, tables, dropped.choice)
+    assert sum(dropped.fragment_seconds) > sum(kept.fragment_seconds)
+    needs = [memory_of(facts, tables, each).need(1) for each in (dropped, kept)]
+    assert needs[0] < 0.7 * needs[1]
 
 
 @pytest.mark.usefixtures("kept_costs")
