@@ -168,8 +168,9 @@ class ProblemBuilder:
         """Leave operations some of their strategies."""
         for node, index in enumerate(self.ops):
             if index in allowed:
-                keep = np.isin(np.arange(len(self.costs[node])), allowed[index])
-                self.costs[node] = np.where(keep, self.costs[node], np.inf)
+                costs, kept = self.costs[node], list(allowed[index])
+                self.costs[node] = np.full_like(costs, np.inf)
+                self.costs[node][kept] = costs[kept]
 
     def usages(self, lives: Sequence[Lifetime]) -> tuple[tuple[Usage, ...], ...]:
         usages: list[list[Usage]] = [[] for _ in self.costs]
