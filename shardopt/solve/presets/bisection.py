@@ -18,7 +18,7 @@ from shardopt.solve.sharding.strategies.strategies import Strategy, live_axes
 from shardopt.support.errors import UserError
 
 # A step stops within this share of its optimum.
-_GAP = 1e-3
+_GAP = 1e-4
 
 
 def tofu(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
