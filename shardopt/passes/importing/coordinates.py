@@ -7,18 +7,15 @@ that changes a coordinate, which lies in [0, n)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.ir.rewriting import defining, past_barriers, shape_of
-from shardopt.ir.scalars import wrap
 from shardopt.ir.shapes import dimensions
+from shardopt.passes.importing.known_integers import direction, known_integers
 
-# Larger constants are data; nobody writes a position table of this size as a literal, and reading
-# it costs time.
+# More elements are no limits and no position table, and evaluating them takes time.
 _MAX_TABLE_ELEMENTS = 1 << 20
 
 # What moves or repeats elements, but makes no new ones.
@@ -41,71 +38,16 @@ def coordinate_dim(value: ir.Value) -> int | None:
 
 
 def bounds(value: ir.Value) -> tuple[int, int] | None:
-    """The smallest and largest element of an integer tensor that is computed from constants alone,
-    or None."""
+    """The smallest and largest element of an integer tensor that is computed from constants and
+    coordinates alone, or None."""
     while (op := defining(past_barriers(value))) is not None and op.name in _ELEMENT_PRESERVING:
         value = op.operands[0]
-    table = _table(value)
+    table = known_integers(value, _MAX_TABLE_ELEMENTS)
     return None if table is None or table.size == 0 else (int(table.min()), int(table.max()))
 
 
 def _largest(element: ir.IntegerType) -> int:
     return (1 << (element.width if element.is_unsigned else element.width - 1)) - 1
-
-
-def _table(value: ir.Value) -> np.ndarray | None:
-    """The elements of a small integer tensor computed from constants: the limits of a clamp, a
-    position table."""
-    value = past_barriers(value)
-    op, shape = defining(value), shape_of(value)
-    if op is None or prod(shape) > _MAX_TABLE_ELEMENTS:
-        return None
-    if op.name == "stablehlo.constant":
-        return _literal(op, shape)
-    if op.name not in _TABLE_OPS:
-        return None
-    operands = [_table(operand) for operand in op.operands]
-    known = [operand for operand in operands if operand is not None]
-    return _TABLE_OPS[op.name](op, shape, *known) if len(known) == len(operands) else None
-
-
-def _literal(op: ir.Operation, shape: tuple[int, ...]) -> np.ndarray | None:
-    attribute = op.attributes["value"]
-    element = ir.RankedTensorType(op.results[0].type).element_type
-    if not isinstance(element, ir.IntegerType) or not isinstance(attribute, ir.DenseElementsAttr):
-        return None
-    if attribute.is_splat:
-        return np.full(shape, wrap(int(ir.DenseIntElementsAttr(attribute)[0]), element))
-    # numpy has no integers of other widths (i1, i4).
-    return np.array(attribute) if element.width in (8, 16, 32, 64) else None
-
-
-def _table_of_broadcast(op: ir.Operation, shape: tuple[int, ...], table: np.ndarray) -> np.ndarray:
-    dims = dimensions(op, "broadcast_dimensions")
-    # numpy aligns by position, so put each dimension where it goes and ones elsewhere
-    order = np.argsort(dims)
-    sizes = [1] * len(shape)
-    for i in order:
-        sizes[dims[i]] = table.shape[i]
-    return np.broadcast_to(table.transpose(order).reshape(sizes), shape)
-
-
-def _table_of_slice(op: ir.Operation, shape: tuple[int, ...], table: np.ndarray) -> np.ndarray:
-    names = ("start_indices", "limit_indices", "strides")
-    return table[
-        tuple(
-            slice(*window) for window in zip(*(dimensions(op, name) for name in names), strict=True)
-        )
-    ]
-
-
-_TABLE_OPS: dict[str, Callable[..., np.ndarray]] = {
-    "stablehlo.broadcast_in_dim": _table_of_broadcast,
-    "stablehlo.maximum": lambda op, shape, a, b: np.maximum(a, b),
-    "stablehlo.minimum": lambda op, shape, a, b: np.minimum(a, b),
-    "stablehlo.reshape": lambda op, shape, a: a.reshape(shape),
-    "stablehlo.slice": _table_of_slice,
-}
 
 
 def _of_iota(op: ir.Operation) -> int | None:
@@ -114,7 +56,7 @@ def _of_iota(op: ir.Operation) -> int | None:
 
 def _of_constant(op: ir.Operation) -> int | None:
     shape = shape_of(op.results[0])
-    table = _table(op.results[0])
+    table = known_integers(op.results[0], _MAX_TABLE_ELEMENTS)
     if table is None:
         return None
     matches = (d for d, size in enumerate(shape) if np.array_equal(table, _ramp(shape, d, size)))
@@ -164,9 +106,8 @@ def _of_select(op: ir.Operation) -> int | None:
     compare = defining(predicate, "stablehlo.compare")
     if compare is None or coordinate_dim(compare.operands[0]) is None:
         return None
-    direction = stablehlo.ComparisonDirectionAttr(compare.attributes["comparison_direction"]).value
     limits = bounds(compare.operands[1])
-    return dim if direction == "LT" and limits is not None and limits[1] <= 0 else None
+    return dim if direction(compare) == "LT" and limits is not None and limits[1] <= 0 else None
 
 
 def _of_clamp(op: ir.Operation) -> int | None:

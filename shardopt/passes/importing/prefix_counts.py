@@ -16,7 +16,6 @@ from math import prod
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.extract.op_graph import read_reducer
 from shardopt.ir.rewriting import defining, past_barriers, shape_of
@@ -24,6 +23,7 @@ from shardopt.ir.shapes import dimensions
 from shardopt.ir.splats import read_splat
 from shardopt.passes.importing.coordinates import bounds, coordinate_dim
 from shardopt.passes.importing.indexing import read_indexing
+from shardopt.passes.importing.known_integers import direction
 
 # A table of experts is small; what is larger is no sum of counts that anybody wrote.
 _MAX_ELEMENTS = 1 << 16
@@ -140,11 +140,6 @@ def _counted_by_sum(op: ir.Operation) -> ir.Value | None:
     return None
 
 
-def direction(compare: ir.Operation) -> str:
-    attribute = compare.attributes["comparison_direction"]
-    return str(stablehlo.ComparisonDirectionAttr(attribute).value)
-
-
 def _is_known(keys: ir.Value) -> bool:
     """Whether no key is negative: such rows stand in front and are counted nowhere."""
     low = lower_bound(keys)
@@ -160,42 +155,91 @@ _SAME_ELEMENTS = frozenset(
 
 def lower_bound(value: ir.Value) -> int | None:
     """A number that no element of an integer tensor is below, as far as its operations show."""
-    known = bounds(value)
-    if known is not None:
-        return known[0]
-    value = past_barriers(value)
-    op = defining(value)
-    if op is None or not isinstance(ir.RankedTensorType(value.type).element_type, ir.IntegerType):
-        return None
-    if coordinate_dim(value) is not None:
-        return 0
-    if op.name in _SAME_ELEMENTS:
-        narrows = op.name == "stablehlo.convert" and not widens(op)
-        return None if narrows else lower_bound(op.operands[0])
-    if op.name == "stablehlo.sort":
-        return lower_bound(op.operands[ir.OpResult(value).result_number])
-    if op.name == "chlo.top_k" or (op.name == "stablehlo.custom_call" and _is_top_k(op)):
-        return 0 if value == op.results[1] else None
-    if op.name == "stablehlo.reduce":
-        return _lower_of_picked(op, ir.OpResult(value).result_number)
-    if op.name == "stablehlo.add":
-        return _lower_of_numbered(op)
-    lows = [lower_bound(operand) for operand in op.operands]
-    if op.name == "stablehlo.maximum":
-        return max((low for low in lows if low is not None), default=None)
-    if op.name == "stablehlo.clamp":
-        return lows[0]
-    if op.name == "stablehlo.select":
-        return _lower_of_select(op, lows[1], lows[2])
-    known_lows = [low for low in lows if low is not None]
-    return min(known_lows) if op.name == "stablehlo.minimum" and len(known_lows) == 2 else None
+    return _LowerBounds().of(value)
 
 
-def _lower_of_select(op: ir.Operation, on_true: int | None, on_false: int | None) -> int | None:
-    """`select(i < 0, i + n, i)` is i where i is never negative."""
-    if is_never(op.operands[0]):
-        return on_false
-    return None if on_true is None or on_false is None else min(on_true, on_false)
+def is_never(predicate: ir.Value) -> bool:
+    """Whether a comparison with a limit holds nowhere, as no element is below it."""
+    return _LowerBounds().is_never(predicate)
+
+
+class _LowerBounds:
+    """Numbers that no element is below, by value: wraps of indices ask for them more than once."""
+
+    def __init__(self) -> None:
+        self._found: dict[ir.Value, int | None] = {}
+
+    def of(self, value: ir.Value) -> int | None:
+        value = past_barriers(value)
+        if value not in self._found:
+            known = bounds(value)
+            self._found[value] = self._read(value) if known is None else known[0]
+        return self._found[value]
+
+    def _read(self, value: ir.Value) -> int | None:
+        op = defining(value)
+        element = ir.RankedTensorType(value.type).element_type
+        if op is None or not isinstance(element, ir.IntegerType):
+            return None
+        if coordinate_dim(value) is not None:
+            return 0
+        if op.name in _SAME_ELEMENTS:
+            narrows = op.name == "stablehlo.convert" and not widens(op)
+            return None if narrows else self.of(op.operands[0])
+        if op.name == "stablehlo.sort":
+            return self.of(op.operands[ir.OpResult(value).result_number])
+        if op.name == "chlo.top_k" or (op.name == "stablehlo.custom_call" and _is_top_k(op)):
+            return 0 if value == op.results[1] else None
+        if op.name == "stablehlo.reduce":
+            return self._of_picked(op, ir.OpResult(value).result_number)
+        if op.name == "stablehlo.add":
+            return _lower_of_numbered(op)
+        if op.name == "stablehlo.select":
+            return self._of_select(op)
+        if op.name == "stablehlo.clamp":
+            return self.of(op.operands[0])
+        if op.name not in ("stablehlo.maximum", "stablehlo.minimum"):
+            return None
+        lows = [self.of(operand) for operand in op.operands]
+        known = [low for low in lows if low is not None]
+        if op.name == "stablehlo.maximum":
+            return max(known, default=None)
+        return min(known) if len(known) == 2 else None
+
+    def _of_select(self, op: ir.Operation) -> int | None:
+        """`select(i < 0, i + n, i)` is i where i is never negative."""
+        predicate, on_true, on_false = op.operands
+        if self.is_never(predicate):
+            return self.of(on_false)
+        lows = self.of(on_true), self.of(on_false)
+        known = [low for low in lows if low is not None]
+        return min(known) if len(known) == 2 else None
+
+    def _of_picked(self, reduce: ir.Operation, number: int) -> int | None:
+        """Of a result of a reduction that picks one of its elements, as the place of the largest
+        is."""
+        block = reduce.regions[0].blocks[0]
+        count = len(reduce.results)
+        own = (block.arguments[number], block.arguments[count + number])
+        pending, picked = [block.operations[len(block.operations) - 1].operands[number]], set(own)
+        while pending:
+            value = pending.pop()
+            op = defining(value)
+            if op is not None and op.name == "stablehlo.select":
+                pending += [op.operands[1], op.operands[2]]
+            elif op is not None and op.name in ("stablehlo.minimum", "stablehlo.maximum"):
+                pending += list(op.operands)
+            elif value not in picked:
+                return None
+        first, last = (self.of(reduce.operands[k * count + number]) for k in (0, 1))
+        return None if first is None or last is None else min(first, last)
+
+    def is_never(self, predicate: ir.Value) -> bool:
+        compare = defining(past_barriers(predicate), "stablehlo.compare")
+        if compare is None or direction(compare) != "LT":
+            return False
+        low, limits = self.of(compare.operands[0]), bounds(compare.operands[1])
+        return low is not None and limits is not None and low >= limits[1]
 
 
 def _lower_of_numbered(add: ir.Operation) -> int | None:
@@ -207,34 +251,6 @@ def _lower_of_numbered(add: ir.Operation) -> int | None:
             fits = known[1] + shape_of(places)[dim] < 1 << (width - 1)
             return known[0] if fits else None
     return None
-
-
-def _lower_of_picked(reduce: ir.Operation, number: int) -> int | None:
-    """Of a result of a reduction that picks one of its elements, as the place of the largest is."""
-    block = reduce.regions[0].blocks[0]
-    count = len(reduce.results)
-    own = (block.arguments[number], block.arguments[count + number])
-    pending, picked = [block.operations[len(block.operations) - 1].operands[number]], set(own)
-    while pending:
-        value = pending.pop()
-        op = defining(value)
-        if op is not None and op.name == "stablehlo.select":
-            pending += [op.operands[1], op.operands[2]]
-        elif op is not None and op.name in ("stablehlo.minimum", "stablehlo.maximum"):
-            pending += list(op.operands)
-        elif value not in picked:
-            return None
-    first, last = (lower_bound(reduce.operands[k * count + number]) for k in (0, 1))
-    return None if first is None or last is None else min(first, last)
-
-
-def is_never(predicate: ir.Value) -> bool:
-    """Whether a comparison with a limit holds nowhere, as no element is below it."""
-    compare = defining(past_barriers(predicate), "stablehlo.compare")
-    if compare is None or direction(compare) != "LT":
-        return False
-    low, limits = lower_bound(compare.operands[0]), bounds(compare.operands[1])
-    return low is not None and limits is not None and low >= limits[1]
 
 
 def widens(convert: ir.Operation) -> bool:

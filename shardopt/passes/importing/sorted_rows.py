@@ -32,7 +32,8 @@ from shardopt.ir.rewriting import defining, shape_of
 from shardopt.ir.shapes import dimensions
 from shardopt.passes.importing.coordinates import bounds, coordinate_dim
 from shardopt.passes.importing.indexing import read_indexing
-from shardopt.passes.importing.prefix_counts import direction, is_never, lower_bound, widens
+from shardopt.passes.importing.known_integers import direction
+from shardopt.passes.importing.prefix_counts import is_never, lower_bound, widens
 from shardopt.passes.importing.sorted_kinds import (
     ELEMENTWISE,
     Inverse,
@@ -264,7 +265,8 @@ class SortedRows:
         self._result(op, kind.at(dimensions(op, "permutation").index(kind.dim), kind.filled))
 
     def _slice(self, op: ir.Operation) -> None:
-        kind, d = self._first_sorted(op), self._first_sorted(op).dim
+        kind = self._first_sorted(op)
+        d = kind.dim
         start, limit, stride = (
             dimensions(op, name)[d] for name in ("start_indices", "limit_indices", "strides")
         )

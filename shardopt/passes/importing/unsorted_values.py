@@ -19,7 +19,8 @@ from shardopt.ir.rewriting import defining, past_barriers, shape_of
 from shardopt.ir.shapes import broadcast, dimensions, reshape
 from shardopt.ir.splats import read_splat, resized, splat_constant
 from shardopt.passes.importing.coordinates import bounds, coordinate_dim
-from shardopt.passes.importing.prefix_counts import PrefixCounts, direction, follows
+from shardopt.passes.importing.known_integers import direction
+from shardopt.passes.importing.prefix_counts import PrefixCounts, follows
 from shardopt.passes.importing.sorted_kinds import (
     ELEMENTWISE,
     Kind,
