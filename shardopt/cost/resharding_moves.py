@@ -77,18 +77,27 @@ def _possible_moves(state: Sharding, dst: Sharding, sizes: Sizes, uneven: Uneven
     if not any(uneven):
         yield from _moves(state, dst, sizes)
         return
+    may_pad = _pads_terms(state, sizes, uneven) or _pads_terms(dst, sizes, uneven)
     for kind, axes, after in _moves(state, dst, sizes):
         if all(
             not extent or before == now or _fits_together(kind, before, now, extent, sizes)
             for before, now, extent in zip(state.dims, after.dims, uneven, strict=True)
-        ):
+        ) and (may_pad or not _pads_terms(after, sizes, uneven)):
             yield kind, axes, after
     used = {*state.axes, *state.unreduced}
     for d, (dim, target, extent) in enumerate(zip(state.dims, dst.dims, uneven, strict=True)):
         if extent and len(dim) > 1:
             yield ALL_GATHER, dim, Sharding(_with(state.dims, {d: ()}), state.unreduced)
-        if extent and not dim and len(target) > 1 and used.isdisjoint(target):
+        waits = state.unreduced and not may_pad and extent % sizes.tiles[target]
+        if extent and not dim and len(target) > 1 and used.isdisjoint(target) and not waits:
             yield SLICE, target, Sharding(_with(state.dims, {d: target}), state.unreduced)
+
+
+def _pads_terms(state: Sharding, sizes: Sizes, uneven: Uneven) -> bool:
+    """Whether a sum that is still open lies in padded tiles, which ends Shardy's process."""
+    return bool(state.unreduced) and any(
+        extent % sizes.tiles[dim] for dim, extent in zip(state.dims, uneven, strict=True)
+    )
 
 
 def _fits_together(kind: str, before: Axes, after: Axes, extent: int, sizes: Sizes) -> bool:

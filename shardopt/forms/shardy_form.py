@@ -95,7 +95,13 @@ def _of_op(op: ir.Operation, mesh: Mesh) -> Iterator[tuple[ir.Operation, str]]:
     if op.name == CONSTRAINT:
         try:
             sharding = from_sdy(str(op.attributes["sharding"]))[1]
-            sharding.check(mesh, tuple(ir.RankedTensorType(op.results[0].type).shape))
+            shape = tuple(ir.RankedTensorType(op.results[0].type).shape)
+            sharding.check(mesh, shape)
+            if sharding.unreduced and not sharding.is_even(mesh, shape):
+                raise ValueError(
+                    "expected tiles without padding of a sum that is still open, found sharding "
+                    f"{sharding} of {op.results[0].type}"
+                )
         except ValueError as error:
             yield op, f"'{op.name}': {error}"
         return

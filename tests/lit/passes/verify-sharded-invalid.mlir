@@ -5,6 +5,7 @@
 // RUN: not shardopt-opt %t/plain.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/plain.mlir
 // RUN: not shardopt-opt %t/signature.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/signature.mlir
 // RUN: not shardopt-opt %t/shardy.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/shardy.mlir
+// RUN: not shardopt-opt %t/padded.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/padded.mlir
 // RUN: not shardopt-opt %t/unsaid.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/unsaid.mlir
 // RUN: not shardopt-opt %t/sums.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/sums.mlir
 // RUN: not shardopt-opt %t/manual.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/manual.mlir
@@ -130,6 +131,15 @@ func.func public @main(%x: tensor<7xf32> {sdy.sharding = #sdy.sharding<@mesh, [{
   %1 = stablehlo.negate %0 : tensor<7xf32>
   %2 = sdy.sharding_constraint %1 <@mesh, [{"x"}]> : tensor<7xf32>
   return %2 : tensor<7xf32>
+}
+
+//--- padded.mlir
+sdy.mesh @mesh = <["x"=2, "y"=2]>
+func.func public @main(%x: tensor<7xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}]>}) -> (tensor<7xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}]>}) {
+  // CHECK: padded.mlir:[[@LINE+1]]:8: error: 'sdy.sharding_constraint': expected tiles without padding of a sum that is still open, found sharding [{"x"}], unreduced={"y"} of tensor<7xf32>
+  %0 = sdy.sharding_constraint %x <@mesh, [{"x"}], unreduced={"y"}> : tensor<7xf32>
+  %1 = sdy.sharding_constraint %0 <@mesh, [{}]> : tensor<7xf32>
+  return %1 : tensor<7xf32>
 }
 
 //--- unsaid.mlir

@@ -161,6 +161,20 @@ def test_chains(src: Sharding, dst: Sharding, expected: list[tuple[str, tuple[st
     assert len(resharding_stops(src, dst, SQUARE, SHAPE)) == len(chain) - 1
 
 
+@pytest.mark.parametrize("mesh", [SQUARE, OBLONG])
+@pytest.mark.parametrize("shape", [(10, 8), (10, 7), (3, 3), (1, 12)])
+def test_no_sum_is_open_in_padded_tiles(mesh: Mesh, shape: tuple[int, int]) -> None:
+    """XLA ends the process there."""
+    ends = [one for one in canonical(mesh) if not one.unreduced or one.is_even(mesh, shape)]
+    found = 0
+    for src, dst in itertools.product(ends, repeat=2):
+        if set(dst.unreduced) <= set(src.unreduced):
+            stops = resharding_stops(src, dst, mesh, shape)
+            assert all(one.is_even(mesh, shape) for one in stops if one.unreduced)
+            found += len(stops)
+    assert found
+
+
 def test_a_table_forbids_what_no_chain_does() -> None:
     choices = canonical(OBLONG)
     chains = ReshardingCosts(CLUSTER, OBLONG).table(choices, choices, SHAPE, 4)
