@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -215,6 +215,52 @@ def test_zero3_holds_no_whole_weight_from_forward_to_backward(microbatches: int,
         return max(stage.peak_bytes for stage in planned_step.plan(weights, x).summary.stages)
 
     assert peak(12) - peak(4) < 8 * 4 * width**2
+
+
+@pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_zero3_keeps_layers_of_a_frozen_stack_in_parts(microbatches: int) -> None:
+    """The base of a model whose adapters are trained, scanned: a further layer takes a device less
+    than its weights."""
+    width, rank = 256, 4
+
+    def loss(adapters: dict[str, jax.Array], base: jax.Array, x: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, each: tuple[jax.Array, dict[str, jax.Array]]) -> Any:
+            weight, adapter = each
+            return jnp.tanh(x @ weight + x @ adapter["down"] @ adapter["up"]), None
+
+        x, _ = jax.lax.scan(layer, x, (base, adapters))
+        return jnp.mean(x * x)
+
+    def step(adapters: dict[str, jax.Array], base: jax.Array, x: jax.Array) -> Any:
+        slopes = jax.grad(loss)(adapters, base, x)
+        return jax.tree.map(lambda weight, slope: weight - 0.1 * slope, adapters, slopes)
+
+    def planned_stage(count: int) -> Any:
+        down, up, base, x = (
+            0.1 * jax.random.normal(jax.random.key(k), shape)
+            for k, shape in enumerate(
+                [(count, width, rank), (count, rank, width), (count, width, width), (16, width)]
+            )
+        )
+        adapters = {"down": down, "up": up}
+        planned_step = shardopt.parallelize(
+            step,
+            cluster="cpu-test:1x4",
+            stages=1,
+            microbatches=microbatches,
+            intra_op="zero3",
+            logical_shape="1x4",
+        )
+        expected = step(adapters, base, x)
+        with planned_step:
+            got = planned_step(adapters, base, x)
+            for name in adapters:
+                np.testing.assert_allclose(np.asarray(got[name]), expected[name], atol=1e-6)
+        [stage] = planned_step.plan(adapters, base, x).summary.stages
+        return stage
+
+    small, large = planned_stage(4), planned_stage(12)
+    assert large.peak_bytes - small.peak_bytes < 8 * 4 * width**2
 
 
 def test_zero_holds_a_fraction_of_the_state() -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from shardopt.graph.op_graph import MARKER
 from shardopt.mesh.mesh import Sharding
@@ -170,14 +171,15 @@ class DataParallel:
 
     def kept_in_parts(self, stage: int, state: Mapping[int, Sharding]) -> dict[int, Sequence[int]]:
         """What ZeRO 3 makes of weights in one fragment for another, such as casts ahead of a loop
-        over microbatches, lies as they do: whole, it would be held through the loop."""
+        over microbatches or the layers of a stack of weights, lies in parts as they do: whole, it
+        would be held through the loop."""
         graph, numbers = self.tables.graph, dict[int, Sequence[int]]()
         lies = {weight: state[weight] for weight in self.flow.weights} if stage == 3 else {}
         for op, node in enumerate(graph.ops):
             sources = [tensor for tensor in dict.fromkeys(node.operands) if tensor in lies]
-            if len(sources) == 1 and (same := self._alike(op, sources[0], lies[sources[0]])):
+            if len(sources) == 1 and (same := self._in_parts(op, sources[0], lies[sources[0]])):
                 numbers[op] = same
-                lies[node.results[0]] = lies[sources[0]]
+                lies[node.results[0]] = self.tables.ops[op].strategies[same[0]].results[0]
         consumers, kept = graph.consumers(), dict[int, Sequence[int]]()
         for op in reversed(numbers):
             readers = consumers[graph.ops[op].results[0]]
@@ -185,22 +187,34 @@ class DataParallel:
                 kept[op] = numbers[op]
         return kept
 
-    def _alike(self, op: int, source: int, lies: Sharding) -> Sequence[int]:
-        """The strategies of an operation that makes one value of the shape of `source`, which lies
-        so, and leaves it so."""
+    def _in_parts(self, op: int, source: int, lies: Sharding) -> Sequence[int]:
+        """The strategies of an operation that makes of `source`, which lies so, one value that is
+        no larger, split alike: along the same dimension, where it has the same shape, and otherwise
+        along the same axes."""
         tensors, node = self.tables.graph.tensors, self.tables.graph.ops[op]
-        if [tensors[t].shape for t in node.results] != [tensors[source].shape]:
+        if len(node.results) != 1:
             return ()
-        return tuple(
+        before, after = tensors[source].shape, tensors[node.results[0]].shape
+        if prod(after) > prod(before):
+            return ()
+        numbers = [
             number
             for number, strategy in enumerate(self.tables.ops[op].strategies)
-            if strategy.results == (lies,)
+            if not strategy.collectives
+            and self._splits_alike(strategy.results[0], lies, before == after)
             and all(
                 sharding == lies
                 for tensor, sharding in zip(node.operands, strategy.operands, strict=False)
                 if tensor == source
             )
-        )
+        ]
+        made = [self.tables.ops[op].strategies[number].results for number in numbers]
+        return tuple(n for n, results in zip(numbers, made, strict=True) if results == made[0])
+
+    def _splits_alike(self, made: Sharding, lies: Sharding, same_shape: bool) -> bool:
+        if same_shape:
+            return made == lies
+        return sorted(made.axes) == sorted(lies.axes) and not made.unreduced
 
     def shards(self, tensors: Iterable[int], axes: Axes) -> dict[int, Sharding]:
         """Each split along its longest dimension; what belongs to a weight, as the weight would
