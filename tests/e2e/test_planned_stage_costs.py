@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jaxlib.mlir import ir
 
@@ -143,6 +145,41 @@ def test_gradients_are_summed_once_a_step(model: Callable[[], bytes]) -> None:
     """A model that is dear beside its optimizer: the sums are those of the loop's end, not of every
     microbatch."""
     predicted, loop, others = predicted_and_planned(model(), options("gpt", microbatches=8))
+    assert predicted == pytest.approx(loop + others, rel=2e-3)
+
+
+def with_adapters(layers: int = 4, width: int = 128, rank: int = 4) -> bytes:
+    """A frozen stack of layers that are computed again, with trained adapters beside them."""
+
+    def loss(adapters: tuple[jax.Array, jax.Array], base: jax.Array, x: jax.Array) -> jax.Array:
+        @jax.checkpoint
+        def layer(x: jax.Array, each: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+            weight, down, up = each
+            return jnp.tanh(x @ weight + x @ down @ up), None
+
+        return jnp.mean(jax.lax.scan(layer, x, (base, *adapters))[0] ** 2)
+
+    def step(adapters: tuple[jax.Array, jax.Array], base: jax.Array, x: jax.Array) -> Any:
+        slopes = jax.grad(loss)(adapters, base, x)
+        return jax.tree.map(lambda adapter, slope: adapter - 0.1 * slope, adapters, slopes)
+
+    shapes = [(layers, width, rank), (layers, rank, width), (layers, width, width), (64, width)]
+    down, up, base, x = (jnp.ones(shape) for shape in shapes)
+    return export_step(step, ((down, up),), (base, x))[0]
+
+
+@pytest.mark.parametrize("method", ["zero3", pytest.param("mics", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("microbatches", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_gathered_layers_of_a_stack_are_paid_for(method: str, microbatches: int) -> None:
+    plan_options = PlanOptions(
+        "cpu-test:2x2",
+        stages=1,
+        logical_shape="2x2",
+        intra_op=method,
+        microbatches=microbatches,
+        batch_args="3",
+    )
+    predicted, loop, others = predicted_and_planned(with_adapters(), plan_options)
     assert predicted == pytest.approx(loop + others, rel=2e-3)
 
 
