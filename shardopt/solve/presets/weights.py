@@ -77,29 +77,32 @@ class WeightUses:
         return tensor, max((size for size, led in dims if rule.reduction & {*led}), default=0)
 
     def origins(self, tensor: int, dim: int) -> Iterator[tuple[int, int]]:
-        """The weights, and their dimensions, that become dimension `dim` of a value."""
-        producer = self.producers[tensor]
-        if producer < 0:
-            if tensor in self.flow.weights:
-                yield tensor, dim
-            return
-        op = self.graph.ops[producer]
+        """The weights, and their dimensions, that become dimension `dim` of a value: each once."""
+        pending, seen = [(tensor, dim)], {(tensor, dim)}
+        while pending:
+            each = pending.pop()
+            if self.producers[each[0]] < 0:
+                if each[0] in self.flow.weights:
+                    yield each
+                continue
+            sources = [source for source in self._sources(*each) if source not in seen]
+            seen.update(sources)
+            pending += reversed(dict.fromkeys(sources))
+
+    def _sources(self, tensor: int, dim: int) -> Iterator[tuple[int, int]]:
+        """The operands, and their dimensions, that become a dimension of what an operation makes
+        of weights."""
+        op = self.graph.ops[self.producers[tensor]]
         if op.rule is None or self.flow.depends[tensor]:
             return
         factor = leading_factor(op.rule.results[op.results.index(tensor)][dim], op.rule.sizes)
         if factor not in set(shardable_factors(op)):
             return
         for operand, mapping in zip(op.operands, op.rule.operands, strict=False):
-            place = next(
-                (
-                    d
-                    for d, led in enumerate(mapping)
-                    if leading_factor(led, op.rule.sizes) == factor
-                ),
-                None,
-            )
-            if place is not None:
-                yield from self.origins(operand, place)
+            for place, led in enumerate(mapping):
+                if leading_factor(led, op.rule.sizes) == factor:
+                    yield operand, place
+                    break
 
     def chain(self, tensor: int) -> set[int]:
         """The operations that make a value out of weights."""

@@ -13,8 +13,10 @@ from benchmarks.solve.intra_op import beaten, markdown, read_records
 from benchmarks.solve.intra_op_plans import Record
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.mesh.mesh import Sharding
+from shardopt.solve.presets.flow import follow_batch
 from shardopt.solve.presets.presets import InputKinds, restrict
 from shardopt.solve.presets.propagated import nearest
+from shardopt.solve.presets.weights import WeightUses
 from shardopt.solve.sharding.intra_op.problem import IntraOpTables
 from shardopt.solve.sharding.strategies.strategies import all_shardings
 from tests.unit.solve.sharding.op_graphs import CLUSTER, MESH, elementwise, f32, rule
@@ -44,6 +46,19 @@ def test_what_shardy_propagates_is_fixed_and_the_rest_is_free() -> None:
     restriction = restrict("shardy", tables, InputKinds(propagated={0: ROWS, 2: COLUMNS}))
     assert restriction.fixed == {0: ROWS, 2: COLUMNS}
     assert not restriction.allowed  # no strategy of an addition takes rows and makes columns
+
+
+def test_a_weight_that_many_ways_lead_to_is_found_once() -> None:
+    """As many as two to the number of rounds lead to a key that numbers are drawn from."""
+    rounds = 60
+    ops = [elementwise("add", (8, 8), (0, 1), 3)]
+    ops += [elementwise("add", (8, 8), (k, k), k + 1) for k in range(3, 3 + rounds)]
+    last = 3 + rounds
+    ops.append(elementwise("multiply", (8, 8), (last, 2), last + 1))
+    graph = OpGraph((f32(8, 8),) * (last + 2), tuple(ops), (0, 1, 2), (last + 1,))
+    flow = follow_batch(graph, InputKinds(batch={2: 0}, state=frozenset({0, 1})), "test")
+    uses = WeightUses.of(graph, flow)
+    assert list(uses.origins(last, 1)) == [(0, 1), (1, 1)]
 
 
 def test_tied_results_are_left_to_the_solver_where_a_preset_would_have_them_differ() -> None:
