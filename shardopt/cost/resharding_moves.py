@@ -88,9 +88,10 @@ def _possible_moves(state: Sharding, dst: Sharding, sizes: Sizes, uneven: Uneven
     for d, (dim, target, extent) in enumerate(zip(state.dims, dst.dims, uneven, strict=True)):
         if extent and len(dim) > 1:
             yield ALL_GATHER, dim, Sharding(_with(state.dims, {d: ()}), state.unreduced)
-        waits = state.unreduced and not may_pad and extent % sizes.tiles[target]
-        if extent and not dim and len(target) > 1 and used.isdisjoint(target) and not waits:
-            yield SLICE, target, Sharding(_with(state.dims, {d: target}), state.unreduced)
+        if extent and not dim and len(target) > 1 and used.isdisjoint(target):
+            after = Sharding(_with(state.dims, {d: target}), state.unreduced)
+            if may_pad or not _pads_terms(after, sizes, uneven):
+                yield SLICE, target, after
 
 
 def _pads_terms(state: Sharding, sizes: Sizes, uneven: Uneven) -> bool:

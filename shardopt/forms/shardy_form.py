@@ -97,7 +97,7 @@ def _of_op(op: ir.Operation, mesh: Mesh) -> Iterator[tuple[ir.Operation, str]]:
             sharding = from_sdy(str(op.attributes["sharding"]))[1]
             shape = tuple(ir.RankedTensorType(op.results[0].type).shape)
             sharding.check(mesh, shape)
-            if sharding.unreduced and not sharding.is_even(mesh, shape):
+            if sharding.pads_terms(mesh, shape):
                 raise ValueError(
                     "expected tiles without padding of a sum that is still open, found sharding "
                     f"{sharding} of {op.results[0].type}"

@@ -138,6 +138,10 @@ class Sharding:
             extent % tiles for extent, tiles in zip(shape, self.tile_counts(mesh), strict=True)
         )
 
+    def pads_terms(self, mesh: Mesh, shape: tuple[int, ...]) -> bool:
+        """Whether a sum that is still open lies in padded tiles, which ends XLA's process."""
+        return len(self.unreduced) > 0 and not self.is_even(mesh, shape)
+
     def check(self, mesh: Mesh, shape: tuple[int, ...]) -> None:
         """Raise ValueError unless rank and axes fit: known axes, each once, and unreduced axes in
         the order of the mesh. Tiles may be uneven."""

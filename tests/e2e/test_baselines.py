@@ -5,6 +5,7 @@ device."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -201,18 +202,7 @@ def test_zero3_holds_no_whole_weight_from_forward_to_backward(microbatches: int,
     def peak(count: int) -> int:
         weights = [0.1 * jax.random.normal(jax.random.key(k), (width, width)) for k in range(count)]
         x = jax.random.normal(jax.random.key(count), (16, width))
-        planned_step = shardopt.parallelize(
-            step,
-            cluster="cpu-test:1x4",
-            stages=1,
-            microbatches=microbatches,
-            intra_op="zero3",
-            logical_shape="1x4",
-        )
-        with planned_step:
-            for got, wanted in zip(planned_step(weights, x), step(weights, x), strict=True):
-                np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), atol=1e-6)
-        return max(stage.peak_bytes for stage in planned_step.plan(weights, x).summary.stages)
+        return _peak_of_zero3(step, (weights, x), microbatches)
 
     assert peak(12) - peak(4) < 8 * 4 * width**2
 
@@ -235,32 +225,34 @@ def test_zero3_keeps_layers_of_a_frozen_stack_in_parts(microbatches: int) -> Non
         slopes = jax.grad(loss)(adapters, base, x)
         return jax.tree.map(lambda weight, slope: weight - 0.1 * slope, adapters, slopes)
 
-    def planned_stage(count: int) -> Any:
+    def peak(count: int) -> int:
         down, up, base, x = (
             0.1 * jax.random.normal(jax.random.key(k), shape)
             for k, shape in enumerate(
                 [(count, width, rank), (count, rank, width), (count, width, width), (16, width)]
             )
         )
-        adapters = {"down": down, "up": up}
-        planned_step = shardopt.parallelize(
-            step,
-            cluster="cpu-test:1x4",
-            stages=1,
-            microbatches=microbatches,
-            intra_op="zero3",
-            logical_shape="1x4",
-        )
-        expected = step(adapters, base, x)
-        with planned_step:
-            got = planned_step(adapters, base, x)
-            for name in adapters:
-                np.testing.assert_allclose(np.asarray(got[name]), expected[name], atol=1e-6)
-        [stage] = planned_step.plan(adapters, base, x).summary.stages
-        return stage
+        return _peak_of_zero3(step, ({"down": down, "up": up}, base, x), microbatches)
 
-    small, large = planned_stage(4), planned_stage(12)
-    assert large.peak_bytes - small.peak_bytes < 8 * 4 * width**2
+    assert peak(12) - peak(4) < 8 * 4 * width**2
+
+
+def _peak_of_zero3(step: Callable[..., Any], arguments: tuple[Any, ...], microbatches: int) -> int:
+    """The peak bytes of a device of one stage, whose step is that of one device."""
+    planned_step = shardopt.parallelize(
+        step,
+        cluster="cpu-test:1x4",
+        stages=1,
+        microbatches=microbatches,
+        intra_op="zero3",
+        logical_shape="1x4",
+    )
+    with planned_step:
+        results = (jax.tree.leaves(run(*arguments)) for run in (planned_step, step))
+        for got, wanted in zip(*results, strict=True):
+            np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), atol=1e-6)
+    [stage] = planned_step.plan(*arguments).summary.stages
+    return stage.peak_bytes
 
 
 def test_zero_holds_a_fraction_of_the_state() -> None:

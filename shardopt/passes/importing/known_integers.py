@@ -17,12 +17,15 @@ from shardopt.ir.shapes import dimensions
 # Larger constants are data; nobody writes a position table of this size as a literal, and reading
 # it costs time.
 _MAX_LITERAL = 1 << 20
+# Nobody computes a position table in more steps; a counter of a loop that was written out has one
+# for each iteration.
+_MAX_VALUES = 128
 
 
 def known_integers(value: ir.Value, most: int) -> np.ndarray | None:
     """The elements of `value`, `[*shape]`, of its own width, which wrap as StableHLO's do; None
-    where they depend on anything but constants, or where some value on the way has more than `most`
-    elements."""
+    where they depend on anything but constants, are computed in many steps, or where some value on
+    the way has more than `most` elements."""
     found: dict[ir.Value, np.ndarray] = {}
     return _evaluated(value, found) if _is_computed(value, most, set()) else None
 
@@ -33,13 +36,14 @@ def direction(compare: ir.Operation) -> str:
 
 
 def _is_computed(value: ir.Value, most: int, seen: set[ir.Value]) -> bool:
-    """Whether all that a value is computed from has a rule, so that nothing is computed in vain."""
+    """Whether all that a value is computed from has a rule and is not too much, so that nothing is
+    computed in vain."""
     value = past_barriers(value)
     if value in seen:
         return True
     seen.add(value)
     op = defining(value)
-    if op is None or op.name not in _RULES or _dtype(value) is None:
+    if op is None or op.name not in _RULES or _dtype(value) is None or len(seen) > _MAX_VALUES:
         return False
     if prod(shape_of(value)) > most:
         return False

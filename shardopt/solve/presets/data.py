@@ -201,7 +201,7 @@ class DataParallel:
             number
             for number, strategy in enumerate(self.tables.ops[op].strategies)
             if not strategy.collectives
-            and self._splits_alike(strategy.results[0], lies, before == after)
+            and _splits_alike(strategy.results[0], lies, before == after)
             and all(
                 sharding == lies
                 for tensor, sharding in zip(node.operands, strategy.operands, strict=False)
@@ -210,11 +210,6 @@ class DataParallel:
         ]
         made = [self.tables.ops[op].strategies[number].results for number in numbers]
         return tuple(n for n, results in zip(numbers, made, strict=True) if results == made[0])
-
-    def _splits_alike(self, made: Sharding, lies: Sharding, same_shape: bool) -> bool:
-        if same_shape:
-            return made == lies
-        return sorted(made.axes) == sorted(lies.axes) and not made.unreduced
 
     def shards(self, tensors: Iterable[int], axes: Axes) -> dict[int, Sharding]:
         """Each split along its longest dimension; what belongs to a weight, as the weight would
@@ -229,6 +224,12 @@ class DataParallel:
             whole = split(weight)
             shardings.update((s.tensor, s.like(whole)) for s in slots if s.tensor in chosen)
         return shardings
+
+
+def _splits_alike(made: Sharding, lies: Sharding, same_shape: bool) -> bool:
+    if same_shape:
+        return made == lies
+    return sorted(made.axes) == sorted(lies.axes) and not made.unreduced
 
 
 def data_parallel(

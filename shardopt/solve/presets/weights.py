@@ -85,9 +85,9 @@ class WeightUses:
                 if each[0] in self.flow.weights:
                     yield each
                 continue
-            sources = [source for source in self._sources(*each) if source not in seen]
+            sources = [at for at in dict.fromkeys(self._sources(*each)) if at not in seen]
             seen.update(sources)
-            pending += reversed(dict.fromkeys(sources))
+            pending += reversed(sources)
 
     def _sources(self, tensor: int, dim: int) -> Iterator[tuple[int, int]]:
         """The operands, and their dimensions, that become a dimension of what an operation makes

@@ -109,6 +109,21 @@ def test_large_tensors_are_not_evaluated() -> None:
         assert known_integers(value, 99) is None
 
 
+def test_long_computations_are_not_followed() -> None:
+    """As the counter of a loop that was written out."""
+
+    def counted(steps: int) -> Array:
+        number = lax.iota(jnp.int32, 4)
+        for _ in range(steps):
+            number = number + 1
+        return number
+
+    for steps, is_known in ((20, True), (2000, False)):
+        module, value = _lowered(lambda steps=steps: counted(steps))
+        with module.context:
+            assert (known_integers(value, 1 << 20) is not None) == is_known
+
+
 def test_a_divisor_that_may_be_zero_is_not_evaluated() -> None:
     module, value = _lowered(lambda: lax.div(lax.iota(jnp.int32, 4) + 1, lax.iota(jnp.int32, 4)))
     with module.context:

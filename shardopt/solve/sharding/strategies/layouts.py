@@ -214,9 +214,8 @@ def _shardings(
 
 
 def _pads_terms(shardings: Iterable[Sharding], tensors: Iterable[Tensor], mesh: Mesh) -> bool:
-    """Whether a value is unreduced and has padded tiles, which ends Shardy's process."""
     return any(
-        sharding.unreduced and not sharding.is_even(mesh, tensor.shape)
+        sharding.pads_terms(mesh, tensor.shape)
         for sharding, tensor in zip(shardings, tensors, strict=False)
     )
 
