@@ -11,7 +11,8 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Generic, NoReturn, TypeVar
@@ -22,9 +23,14 @@ from shardopt.support.spans import Seconds, add_spans, collecting
 
 T = TypeVar("T")
 
+# What a piece of work returned, and what it raised, one of them None.
+_Outcome = tuple[Any, Exception | None]
+
 _may_fork = False
-# Children that work beside this process, whoever has asked for them.
-_beside: list[Beside[Any]] = []
+# Children that do pieces of work which this process will wait for.
+_helpers: list[Beside[Any]] = []
+# Bytes of a number in a queue, of which a pipe holds 64 KiB at least.
+_WIDTH = 2
 
 
 def may_fork() -> None:
@@ -93,7 +99,7 @@ def _become(work: Callable[[Connection], None], connection: Connection) -> NoRet
 def send_answer(work: Callable[[], object], connection: Connection) -> None:
     """Send what `work` returns and what it raises, one of them None."""
     try:
-        answer: tuple[object, Exception | None] = (work(), None)
+        answer: _Outcome = (work(), None)
     except Exception as error:
         if not isinstance(error, UserError):  # where it was is not in what is sent
             error.add_note(traceback.format_exc())
@@ -102,16 +108,16 @@ def send_answer(work: Callable[[], object], connection: Connection) -> None:
 
 
 class Beside(Generic[T]):
-    """Work that a child does from now on."""
+    """Work that a child does from now on; where the system ends the child, `instead` is done here,
+    by default the work itself."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
+    def __init__(self, work: Callable[[], T], instead: Callable[[], T] | None = None) -> None:
         def measured() -> tuple[T, dict[str, Seconds]]:
             with collecting() as spans:
                 return work(), spans
 
-        self._work = work
+        self._instead = instead or work
         self._child = Child(lambda connection: send_answer(measured, connection))
-        _beside.append(self)
 
     def is_done(self) -> bool:
         """Whether the result is there to be asked for."""
@@ -119,16 +125,14 @@ class Beside(Generic[T]):
 
     def end(self) -> None:
         """Nobody wants the result any more."""
-        _beside.remove(self)
         self._child.end()
 
     def result(self) -> T:
         """What the work returns or raises; to be asked for once."""
-        _beside.remove(self)
         try:
             answer, error = self._child.connection.recv()
         except (EOFError, OSError):  # the system has ended it
-            return self._work()
+            return self._instead()
         finally:
             self._child.wait()
         if error is not None:
@@ -141,21 +145,65 @@ class Beside(Generic[T]):
 def results(works: Sequence[Callable[[], T]]) -> list[T]:
     """What several pieces of work return, in their order, or what the first of them raises that
     raises: each must return the same whoever does it. This process works, too, and children do
-    beside it where there are cores for them."""
-    children: dict[int, Beside[T]] = {}
-    done: dict[int, T] = {}
-    room = cores() - 1 if can_fork() else 0
+    beside it where there are cores for them; who is done takes the next piece."""
+    at_work = sum(not helper.is_done() for helper in _helpers)
+    count = min(cores() - 1 - at_work, len(works) - 1) if can_fork() else 0
+    if count <= 0:
+        return [work() for work in works]
+    first = len(_helpers)
+    queue = _Queue(len(works))
     try:
-        for number, work in enumerate(works):
-            at_work = sum(not child.is_done() for child in _beside)
-            if number + 1 < len(works) and at_work < room:
-                children[number] = Beside(work)
-            else:
-                done[number] = work()
-        return [
-            children.pop(number).result() if number in children else done[number]
-            for number in range(len(works))
-        ]
-    finally:  # of an error, or an interrupt
-        for child in children.values():
-            child.end()
+        for _ in range(count):
+            _helpers.append(Beside(partial(_take, works, queue), instead=dict))
+        done = _take(works, queue)
+        while len(_helpers) > first:
+            done |= _helpers.pop().result()
+    finally:
+        for helper in _helpers[first:]:  # of an interrupt
+            helper.end()
+        del _helpers[first:]
+        queue.close()
+    return [_value(done, number, work) for number, work in enumerate(works)]
+
+
+def _take(works: Sequence[Callable[[], object]], queue: _Queue) -> dict[int, _Outcome]:
+    """Do what is left in the queue; with the first error no other piece is begun."""
+    done: dict[int, _Outcome] = {}
+    for number in queue:
+        try:
+            done[number] = works[number](), None
+        except Exception as error:
+            done[number] = None, error
+            queue.empty()
+    return done
+
+
+def _value(done: Mapping[int, _Outcome], number: int, work: Callable[[], Any]) -> Any:
+    """What a piece of work returned, or raised; one that a child took along is done here."""
+    if number not in done:
+        return work()
+    value, error = done[number]
+    if error is not None:
+        raise error
+    return value
+
+
+class _Queue:
+    """The numbers from 0 up to `length`, each for one of the processes that share the queue."""
+
+    def __init__(self, length: int) -> None:
+        # Reads from a pipe exclude each other, and whoever is killed in one holds no lock.
+        self._take, put = os.pipe()
+        with os.fdopen(put, "wb") as pipe:
+            pipe.write(b"".join(number.to_bytes(_WIDTH) for number in range(length)))
+
+    def __iter__(self) -> Iterator[int]:
+        while number := os.read(self._take, _WIDTH):
+            yield int.from_bytes(number)
+
+    def empty(self) -> None:
+        for _ in self:
+            pass
+
+    def close(self) -> None:
+        os.close(self._take)

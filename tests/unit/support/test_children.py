@@ -30,23 +30,39 @@ def squared(number: int) -> tuple[int, int]:
 
 
 @pytest.mark.usefixtures("forking")
-def test_children_do_a_part_of_the_work_and_results_are_in_order() -> None:
+def test_results_are_in_order_whoever_has_done_the_work() -> None:
     found = results([partial(squared, number) for number in range(7)])
     assert [value for value, _ in found] == [0, 1, 4, 9, 16, 25, 36]
-    workers = {process for _, process in found}
-    assert os.getpid() in workers and len(workers) > 2
 
 
 @pytest.mark.usefixtures("forking")
-def test_no_more_children_than_cores() -> None:
-    """All of them wait, so that none is done before the last begins."""
-
+def test_this_process_works_and_a_child_on_each_other_core() -> None:
     def wait() -> int:
-        time.sleep(0.2)
+        time.sleep(0.1)  # long enough for everybody to take a piece
         return os.getpid()
 
-    found = results([wait] * 4)
-    assert found[2:] == [os.getpid()] * 2 and os.getpid() not in found[:2]
+    workers = set(results([wait] * 8))
+    assert os.getpid() in workers and len(workers) == 3
+
+
+@pytest.mark.usefixtures("forking")
+def test_who_is_done_takes_the_next_piece() -> None:
+    """One piece ends only when others have done all that is left."""
+    here, there = os.pipe()
+
+    def first() -> int:
+        for _ in range(9):
+            os.read(here, 1)
+        return os.getpid()
+
+    def other() -> int:
+        os.write(there, b"x")
+        return os.getpid()
+
+    busy, *others = results([first, *[other] * 9])
+    assert busy not in others
+    os.close(here)
+    os.close(there)
 
 
 def test_without_permission_this_process_does_all() -> None:
@@ -69,26 +85,86 @@ def test_what_a_child_raises_is_raised() -> None:
 
 
 @pytest.mark.usefixtures("forking")
-def test_an_error_ends_the_work_of_all_children() -> None:
+def test_pieces_of_a_piece_are_done_by_children_that_have_nothing_left_to_do() -> None:
+    parent = os.getpid()
+
+    def wait() -> set[int]:
+        time.sleep(0.1)
+        return {os.getpid()}
+
+    def outer() -> set[int]:
+        time.sleep(0.1)  # long enough for everybody to take a piece
+        if os.getpid() != parent:
+            return set()
+        time.sleep(0.2)  # the children have found nothing else
+        return set.union(*results([wait] * 6))
+
+    found = results([outer] * 3)
+    assert len(set.union(*found)) == 3
+
+
+@pytest.mark.usefixtures("forking")
+def test_the_first_error_in_order_is_raised_and_no_more_is_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever raises first: the second piece does so before the first."""
+    monkeypatch.setattr(children, "cores", lambda: 2)
     here, there = os.pipe()
 
-    def wait() -> None:
-        os.write(there, os.getpid().to_bytes(8))
-        signal.pause()
+    def late() -> None:
+        os.read(here, 1)
+        raise UserError("the first")
 
-    def refuse() -> None:
+    def early() -> None:
+        os.write(there, b"x")
+        raise UserError("the second")
+
+    def never() -> None:
+        os.write(there, b"y")
+
+    with pytest.raises(UserError, match=r"^the first$"):
+        results([late, early, *[never] * 200])
+    os.set_blocking(here, False)
+    with pytest.raises(BlockingIOError):
+        os.read(here, 1)
+    os.close(here)
+    os.close(there)
+
+
+@pytest.mark.usefixtures("forking")
+def test_an_interrupt_ends_all_children() -> None:
+    here, there = os.pipe()
+    parent = os.getpid()
+
+    def wait() -> None:
+        if os.getpid() != parent:
+            os.write(there, os.getpid().to_bytes(8))
+            signal.pause()
         waiting.extend(int.from_bytes(os.read(here, 8)) for _ in range(2))
-        raise UserError("not that")
+        raise KeyboardInterrupt
 
     waiting = list[int]()
-    with pytest.raises(UserError, match=r"^not that$"):
-        results([wait, wait, refuse])
+    with pytest.raises(KeyboardInterrupt):
+        results([wait] * 3)
     assert len(set(waiting)) == 2
     for child in waiting:
         with pytest.raises(ChildProcessError):  # it is no longer there to be waited for
             os.waitpid(child, os.WNOHANG)
     os.close(here)
     os.close(there)
+
+
+@pytest.mark.usefixtures("forking")
+def test_what_a_killed_child_took_is_done_here() -> None:
+    parent = os.getpid()
+
+    def work(number: int) -> int:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
+        return number
+
+    assert results([partial(work, number) for number in range(6)]) == [*range(6)]
 
 
 @pytest.mark.usefixtures("forking")
