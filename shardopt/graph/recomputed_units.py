@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from shardopt.support.errors import UserError
+
 MODES = ("none", "selective", "layer", "full")
 MODE_TEXT = "none, selective, layer, full, selective:K or layer:K (the first K layers)"
 MODE_PATTERN = "none|full|(selective|layer)(:[1-9][0-9]*)?"
@@ -24,6 +26,12 @@ class RecomputedUnits:
 
 def is_mode(text: str) -> bool:
     return re.fullmatch(MODE_PATTERN, text) is not None
+
+
+def check_mode(text: str) -> None:
+    """Raises UserError where an option is neither a mode nor `auto`."""
+    if text != "auto" and not is_mode(text):
+        raise UserError(f"expected option recompute to be auto, {MODE_TEXT}, found '{text}'")
 
 
 def split_mode(mode: str) -> tuple[str, int | None]:

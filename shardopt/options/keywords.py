@@ -47,7 +47,12 @@ class PlanKeywords(TypedDict, total=False):
     up to 16; search: more of them as long as that shortens the predicted step. Default: None."""
 
     delta: float
-    """A layer may exceed its equal share of the FLOPs by this fraction. Default: 0.5."""
+    """A layer may exceed its equal share by this fraction. Default: 0.5."""
+
+    layer_balance: Literal["flops", "seconds"] | Literal["search"]
+    """What layers have about equal shares of: the FLOPs of the forward pass, or the predicted
+    seconds of forward and backward, with what stages compute again; search: whichever gives
+    the shorter predicted step. Default: 'flops'."""
 
     stages: int | None
     """Number of pipeline stages; None: the planner chooses. Default: None."""
@@ -224,7 +229,12 @@ class StepKeywords(TypedDict, total=False):
     up to 16; search: more of them as long as that shortens the predicted step. Default: None."""
 
     delta: float
-    """A layer may exceed its equal share of the FLOPs by this fraction. Default: 0.5."""
+    """A layer may exceed its equal share by this fraction. Default: 0.5."""
+
+    layer_balance: Literal["flops", "seconds"] | Literal["search"]
+    """What layers have about equal shares of: the FLOPs of the forward pass, or the predicted
+    seconds of forward and backward, with what stages compute again; search: whichever gives
+    the shorter predicted step. Default: 'flops'."""
 
     stages: int | None
     """Number of pipeline stages; None: the planner chooses. Default: None."""

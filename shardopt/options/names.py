@@ -20,6 +20,9 @@ OverlapChoice = Literal["auto", "on", "off"]
 # What stages keep in the memory of their hosts (`shardopt.graph.offloading`).
 OffloadChoice = Literal["auto", "none", "optimizer", "activations", "all"]
 
+# What layers have about equal shares of.
+LayerBalance = Literal["flops", "seconds"]
+
 # Planners of stages. `equal-op` is `equal-layer` on layers of equally many operations, so no
 # planner of its own.
 StagePlanner = Literal[

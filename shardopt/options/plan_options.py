@@ -11,6 +11,7 @@ from shardopt.options.names import (
     BatchCoupling,
     InterOp,
     IntraOp,
+    LayerBalance,
     MicrobatchSums,
     OffloadChoice,
     OverlapChoice,
@@ -30,7 +31,7 @@ class PlanOptions:
 
     cluster: str = row(
         help="what to plan for: a cluster file, or a preset with an optional :HxD",
-        phases=("stage", "intra"),
+        phases=("cluster", "stage", "intra"),
         functions=(),  # an argument that must be there
         in_file="read",
         note="with a plan file, by default the cluster of the file",
@@ -75,10 +76,17 @@ class PlanOptions:
     )
     delta: float = row(
         0.5,
-        help="a layer may exceed its equal share of the FLOPs by this fraction",
+        help="a layer may exceed its equal share by this fraction",
         phases=("cluster",),
         metavar="FRACTION",
         least=0,
+    )
+    layer_balance: LayerBalance | Literal["search"] = row(
+        "flops",
+        help="what layers have about equal shares of: the FLOPs of the forward pass, or the "
+        "predicted seconds of forward and backward, with what stages compute again",
+        phases=("cluster",),
+        note="search: whichever gives the shorter predicted step",
     )
     stages: int | None = row(
         None,
@@ -179,7 +187,7 @@ class PlanOptions:
     profile: str = row(
         "",
         help="file of `shardopt profile`: measured costs override formulas (docs/guide/profile.md)",
-        phases=("stage", "intra"),
+        phases=("cluster", "stage", "intra"),
         functions=_EVERYWHERE,
         metavar="FILE",
         accepts=_PATH,
@@ -195,7 +203,7 @@ class PlanOptions:
         "auto",
         help="what stages compute again in their backward: nothing, what is cheap and large, each "
         "layer, or all of it; with :K only the first K layers of each stage",
-        phases=("stage",),
+        phases=("cluster", "stage"),
         metavar="auto|none|selective[:K]|layer[:K]|full",
     )
     offload: OffloadChoice = row(

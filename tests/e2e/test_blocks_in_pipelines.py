@@ -122,6 +122,17 @@ def exported(block: Block) -> bytes:
     return bytes(program.mlir_module_serialized)
 
 
+def test_blocks_have_seconds_that_layers_are_balanced_by() -> None:
+    """All devices that the code is written for count, whatever mesh it will run on."""
+    options: dict[str, Any] = {"microbatches": 4, "stages": 2, "layer_balance": "seconds"}
+    plan = make_plan(
+        exported(BLOCKS["split contraction"][0]),
+        PlanOptions("cpu-test:1x8", **options),
+        cache=False,
+    )
+    assert len(plan.summary.stages) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "microbatches"),
     [

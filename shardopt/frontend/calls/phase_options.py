@@ -28,6 +28,13 @@ INTRA = "intra"
 _READ_AS: Mapping[tuple[str, str], Callable[[PlanOptions], object]] = {
     # The search tries numbers of layers, beginning with the one that is found without any.
     ("cluster", "layers"): lambda options: None if options.layers == "search" else options.layers,
+    # The search asks for both.
+    ("cluster", "layer_balance"): lambda options: (
+        None if options.layer_balance == "search" else options.layer_balance
+    ),
+    ("cluster", "cluster"): lambda options: _if_timed(options, options.cluster),
+    ("cluster", "profile"): lambda options: _if_timed(options, options.profile),
+    ("cluster", "recompute"): lambda options: _if_timed(options, options.recompute),
     # On one mesh a stack is as good as its rows, and is fewer operations.
     ("cluster", "split_stacks"): lambda options: options.split_stacks and options.stages != 1,
     # One baseline clusters by itself, and then plans its layers as another one does.
@@ -95,6 +102,11 @@ def _derived(options: PlanOptions, phase: str) -> dict[str, object]:
         if kind is not None and kind.cuts_tokens:
             return {"slice-tokens": True}
     return {}
+
+
+def _if_timed(options: PlanOptions, value: str) -> str | None:
+    """What only layers of equal seconds ask for."""
+    return value if options.layer_balance == "seconds" else None
 
 
 def _one_schedule(schedule: str) -> str:

@@ -14,6 +14,7 @@ from shardopt.frontend.planning.step_search import (
     Attempt,
     Choice,
     RunPhase,
+    balance_choices,
     batch_extent,
     best_by_schedule,
     best_choice,
@@ -172,13 +173,17 @@ def _search(
     choices: tuple[Choice, ...] = (Choice("", options),)
     if options.microbatches is None:
         choices = microbatch_choices(module, options, run)
+    balances = options.layer_balance == SEARCH
+    if balances:
+        choices = tuple(each for choice in choices for each in balance_choices(choice))
     if options.schedule == SEARCH:
         best, attempts = best_choice(module, choices, run, ALIKE)
         handler(_remark("schedules", comparison(best, best_by_schedule(attempts))))
         options = best.choice.options
-    elif options.microbatches is None:
+    elif options.microbatches is None or balances:
         best, attempts = best_choice(module, choices, run)
-        handler(_remark("microbatches", comparison(best, attempts)))
+        kind = "microbatches" if options.microbatches is None else "layers"
+        handler(_remark(kind, comparison(best, attempts)))
         options = best.choice.options
     if options.layers == "search":
         best, attempts = grow_layers(module, options, run)

@@ -1,5 +1,5 @@
-"""What only a whole step can decide (the numbers of microbatches and of layers, the schedule): plan
-the stages for values, compare.
+"""What only a whole step can decide (the numbers of microbatches and of layers, what layers have
+equal shares of, the schedule): plan the stages for values, compare.
 
     imported module ─┬─ clone ─▶ microbatch ─▶ cluster ─▶ stage ─▶ predicted seconds of a step
                      ├─ clone ─▶ …                                            the least wins
@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from shardopt.caching.memory import remembering
+from shardopt.options.names import LayerBalance
 from shardopt.options.plan_options import PlanOptions
 from shardopt.schedule.schedules import AUTO, SEARCH, planned_schedules
 from shardopt.support.counts import counted
@@ -80,6 +81,17 @@ def microbatch_choices(
     return tuple(
         Choice(counted(count, "microbatch"), replace(options, microbatches=count))
         for count in thinned_divisors(batch_extent(module, options, run))
+    )
+
+
+def balance_choices(choice: Choice) -> tuple[Choice, ...]:
+    """The choice with layers of equal FLOPs and of equal seconds."""
+    return tuple(
+        Choice(
+            f"{choice.name}, layers of equal {balance}".removeprefix(", "),
+            replace(choice.options, layer_balance=balance),
+        )
+        for balance in get_args(LayerBalance)
     )
 
 

@@ -12,9 +12,9 @@ of its forward, an update that of its parameter.
 1. Find which loop results are gradients of which arguments
    (`shardopt.passes.layers.gradients`).
 2. Solve the layer DP on the body (`shardopt.solve.stages.layers.layering`, Alpa §5.1), as it would
-   be without `jax.checkpoint`: what is computed again belongs to the layer of its original. The
-   forward operations at which layers begin, or the layers of all operations, may come from a plan
-   file.
+   be without `jax.checkpoint`: what is computed again belongs to the layer of its original. Layers
+   have about equal FLOPs, or equal seconds on the devices of a cluster. The forward operations at
+   which layers begin, or the layers of all operations, may come from a plan file.
 3. Let the operations outside the loop follow (`shardopt.solve.stages.layers.ownership`), and
    barriers the last layer that reads them (`shardopt.passes.layers.barriers`).
 """
@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 from jaxlib.mlir import ir
 
 from shardopt.dialect.attributes import entries, i64
@@ -34,13 +35,21 @@ from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.op_graph import GraphReader
 from shardopt.extract.repeated_ops import behind_barriers, repeated_ops
-from shardopt.graph.op_graph import SHARED
+from shardopt.graph.op_graph import SHARED, OpGraph
+from shardopt.graph.recomputed_units import check_mode, split_mode
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.profile_file import with_profile
+from shardopt.options.names import LayerBalance
 from shardopt.passes.base import Pass, PassContext, option, plan_option
+from shardopt.passes.from_plan.cluster import cluster_for
 from shardopt.passes.from_plan.layers import first_ops, write_layers
 from shardopt.passes.layers.barriers import free_shared, place_barriers
 from shardopt.passes.layers.gradients import gradients_of
+from shardopt.planfile.parts import VERSION, PlanFile
 from shardopt.planfile.plan_file import load_plan_file
+from shardopt.solve.stages.layers.dependences import is_dear
 from shardopt.solve.stages.layers.layering import Layering, LayerProblem, assign_layers
+from shardopt.solve.stages.layers.operation_seconds import operation_seconds
 from shardopt.solve.stages.layers.ownership import Ownership, OwnershipProblem, assign_owners
 from shardopt.support.errors import UserError
 
@@ -96,6 +105,20 @@ def _extract_body(program: StepProgram, options: ClusterLayers) -> tuple[_BodyRe
         method=options.method,
         starts=starts,
         behind=frozenset(number for number, op in enumerate(reader.handles) if op in behind),
+        seconds=options.seconds(graph),
+        computed_again=_computed_again(reader, options.recompute),
+    )
+
+
+def _computed_again(reader: _BodyReader, recompute: str) -> frozenset[int]:
+    """The operations that run twice if they are forward ones: what the model computes again, and
+    what stages may, which is what is cheap where nobody says how much that is."""
+    kind, _ = split_mode(recompute)
+    in_model = set(reader.repeated.values())
+    return frozenset(
+        number
+        for number, (op, handle) in enumerate(zip(reader.ops, reader.handles, strict=True))
+        if handle in in_model or kind in ("layer", "full") or (kind != "none" and not is_dear(op))
     )
 
 
@@ -174,10 +197,33 @@ class ClusterLayers(Pass):
         1, help="when the number is found: at least this many (the number of stages, say)"
     )
     delta: float = plan_option("delta")
+    layer_balance: LayerBalance = plan_option("layer_balance")
+    cluster: str = plan_option(
+        "cluster", help="cluster file or preset: on its devices seconds are predicted"
+    )
+    profile: str = plan_option("profile")
+    recompute: str = plan_option("recompute", help="what stages compute again")
     method: Literal["dp", "equal-op", "equal-layer"] = plan_option(
         "inter_op", help="the layer DP, or a baseline"
     )
     plan: str = plan_option("plan")
+
+    def __post_init__(self) -> None:
+        check_mode(self.recompute)
+
+    def check_options(self) -> None:
+        if self.layer_balance == "seconds":
+            self._devices()
+
+    def _devices(self) -> Cluster:
+        plan_file = load_plan_file(self.plan) if self.plan else PlanFile(VERSION)
+        return with_profile(cluster_for(self.cluster, plan_file), self.profile)
+
+    def seconds(self, graph: OpGraph) -> np.ndarray | None:
+        """Those of each operation, where layers are balanced by them."""
+        return (
+            operation_seconds(graph, self._devices()) if self.layer_balance == "seconds" else None
+        )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:

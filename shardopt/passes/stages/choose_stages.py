@@ -30,17 +30,17 @@ from jaxlib.mlir import ir
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.prediction import PlannedPrediction
 from shardopt.dialect.program import read_program
-from shardopt.graph.recomputed_units import MODE_TEXT, is_mode
+from shardopt.graph.recomputed_units import check_mode
 from shardopt.hardware.cluster_file import with_overlap
 from shardopt.hardware.memory_limit import check_budget, check_memory_options
 from shardopt.hardware.profile_file import with_profile
 from shardopt.options.names import IntraOp, OffloadChoice, OverlapChoice, StagePlanner
 from shardopt.passes.base import Pass, PassContext, PassFailure, option, plan_option
+from shardopt.passes.from_plan.cluster import cluster_for
 from shardopt.passes.stages.choosing import StageChooser
 from shardopt.passes.stages.placing import (
     ChosenStages,
     check_host_links,
-    cluster_for,
     place_stages,
     write_placement,
 )
@@ -84,10 +84,7 @@ class ChooseStages(Pass):
 
     def __post_init__(self) -> None:
         check_memory_options(self.memory_fraction, self.memory_budget)
-        if self.recompute != "auto" and not is_mode(self.recompute):
-            raise UserError(
-                f"expected option recompute to be auto, {MODE_TEXT}, found '{self.recompute}'"
-            )
+        check_mode(self.recompute)
 
     def check_options(self) -> None:
         plan_file = load_plan_file(self.plan) if self.plan else PlanFile(VERSION)

@@ -13,9 +13,8 @@ from shardopt.dialect.prediction import PlannedPrediction, write_prediction
 from shardopt.dialect.program import StepProgram
 from shardopt.dialect.stages import PlacedStage, write_stages
 from shardopt.hardware.cluster import Cluster
-from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Mesh
-from shardopt.planfile.parts import PlanFile, PlannedStage
+from shardopt.planfile.parts import PlannedStage
 from shardopt.schedule.schedules import (
     find_schedule,
     model_homes,
@@ -51,16 +50,6 @@ class StagesOnMeshes:
     in_flight: tuple[int, ...]
     methods: tuple[str, ...]
     prediction: PlannedPrediction | None
-
-
-def cluster_for(named: str, plan_file: PlanFile) -> Cluster:
-    """The cluster of an option, else that of a plan file. Raises UserError where neither says
-    one."""
-    if named:
-        return load_cluster(named)
-    if plan_file.cluster is None:
-        raise UserError("expected option cluster=<file or preset[:HxD]>, found none")
-    return plan_file.cluster
 
 
 def place_stages(

@@ -1,6 +1,7 @@
 // RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" | FileCheck %s --check-prefixes=CHECK,TWO
 // RUN: shardopt-opt %s --shardopt-cluster-layers="layers=1" | FileCheck %s --check-prefixes=CHECK,ONE
 // RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2 method=equal-layer" | FileCheck %s --check-prefixes=CHECK,TWO
+// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2 layer-balance=seconds cluster=cpu-test:1x2" | FileCheck %s --check-prefixes=CHECK,TWO
 
 // A backward operation has the layer of its forward, an update and the state that of the parameter; constants have none.
 

@@ -8,7 +8,7 @@ it.
   convolutions), as in the baseline "equal operator" of Alpa's §8.4.
 * `equal-layer`: every layer has the same number of the model's own blocks
   (`shardopt.solve.stages.layers.blocks`), cut where fewest bytes cross; where the model has too
-  few, about the same FLOPs.
+  few, about the same weight.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _UNEVENNESS = 0.05
 
 @dataclass(frozen=True)
 class ForwardLine:
-    """Units are consecutive operations that are not cut apart: `flops[u]`, and `values` between
-    them.
+    """Units are consecutive operations that are not cut apart: `weights[u]`, FLOPs or seconds, and
+    `values` between them.
 
     `operators[k]` is the unit of the k-th operator that does the work, `kinds[k]` is equal for
     equal ones and `work[k]` its FLOPs. `blocks` are the units [first, stop) of the blocks that the
     model repeats, in order."""
 
-    flops: np.ndarray
+    weights: np.ndarray
     values: Sequence[Value]
     operators: tuple[int, ...] = ()
     kinds: tuple[Hashable, ...] = ()
@@ -64,7 +64,7 @@ class ForwardLine:
     @cached_property
     def crossing(self) -> np.ndarray:
         """int64 `[n + 1]`: bytes of the values made before unit u and read in u or behind."""
-        steps = np.zeros(len(self.flops) + 1, dtype=np.int64)
+        steps = np.zeros(len(self.weights) + 1, dtype=np.int64)
         for value in self.values:
             steps[value.producer + 1] += value.bytes
             steps[max(value.consumers) + 1] -= value.bytes
@@ -75,40 +75,40 @@ class ForwardLine:
         many, or not be balanced within `delta` although they are more than the blocks."""
         if method == "dp":
             return self._balanced(num_layers, delta, least)
-        weights = self._operator_counts() if method == "equal-op" else self.flops
+        weights = self._operator_counts() if method == "equal-op" else self.weights
         if method == "equal-layer" and count_blocks(self.runs) >= num_layers:
-            return evaluate(self.flops, self.values, self._between_blocks(num_layers))
-        return evaluate(self.flops, self.values, equal_shares(weights, num_layers))
+            return evaluate(self.weights, self.values, self._between_blocks(num_layers))
+        return evaluate(self.weights, self.values, equal_shares(weights, num_layers))
 
     def _balanced(self, num_layers: int, delta: float, least: float) -> LayerSolution:
         """Whole blocks, where that leaves the heaviest layer about as heavy as parts of blocks do.
 
         A layer for each block has to be possible: a head that outweighs them widens the balance."""
         if num_layers > len(self.blocks):
-            return solve_layers(self.flops, self.values, num_layers, delta, least)
-        if not is_feasible(self.flops, num_layers, delta):
-            delta += least_delta(self.flops, num_layers)
-        parts = solve_layers(self.flops, self.values, num_layers, delta, least)
+            return solve_layers(self.weights, self.values, num_layers, delta, least)
+        if not is_feasible(self.weights, num_layers, delta):
+            delta += least_delta(self.weights, num_layers)
+        parts = solve_layers(self.weights, self.values, num_layers, delta, least)
         coarse = self._of_whole_blocks()
-        if not is_feasible(coarse.flops, num_layers, delta):
+        if not is_feasible(coarse.weights, num_layers, delta):
             return parts
         whole = self._cut_as(coarse, num_layers, delta, least)
-        heaviest = max(whole.layer_flops) / (1 + _UNEVENNESS)
-        return whole if heaviest <= max(parts.layer_flops) else parts
+        heaviest = max(whole.layer_weights) / (1 + _UNEVENNESS)
+        return whole if heaviest <= max(parts.layer_weights) else parts
 
     def _cut_as(
         self, coarse: ForwardLine, num_layers: int, delta: float, least: float
     ) -> LayerSolution:
         """Cut between units of `coarse`."""
-        whole = solve_layers(coarse.flops, coarse.values, num_layers, delta, least)
-        first = np.searchsorted(self._unit_of_blocks, np.arange(len(coarse.flops) + 1))
+        whole = solve_layers(coarse.weights, coarse.values, num_layers, delta, least)
+        first = np.searchsorted(self._unit_of_blocks, np.arange(len(coarse.weights) + 1))
         boundaries = [int(first[unit]) for unit in whole.boundaries]
-        return evaluate(self.flops, self.values, boundaries, whole.status)
+        return evaluate(self.weights, self.values, boundaries, whole.status)
 
     @cached_property
     def _unit_of_blocks(self) -> np.ndarray:
         """int64 `[n]`: the number of each unit when all those of a block are one."""
-        is_first = np.ones(len(self.flops), dtype=np.int64)
+        is_first = np.ones(len(self.weights), dtype=np.int64)
         for first, stop in self.blocks:
             is_first[first + 1 : stop] = 0
         return np.cumsum(is_first) - 1
@@ -121,7 +121,7 @@ class ForwardLine:
             readers = {int(number[consumer]) for consumer in value.consumers} - {producer}
             if readers:
                 values.append(Value(producer, value.bytes, tuple(sorted(readers))))
-        return ForwardLine(np.bincount(number, weights=self.flops), values)
+        return ForwardLine(np.bincount(number, weights=self.weights), values)
 
     def best_count(self, delta: float) -> int:
         """The number of layers where nobody says: one for each block, or for equally many, up to
@@ -129,7 +129,7 @@ class ForwardLine:
         blocks = count_blocks(self.runs)
         if blocks < _FEW_BLOCKS:
             least = max(0.0, 1 - delta)
-            return max(blocks, auto_layers(self.flops, self.values, delta=delta, least=least))
+            return max(blocks, auto_layers(self.weights, self.values, delta=delta, least=least))
         fitting = (
             count for count in range(MAX_AUTO_LAYERS, _FEW_BLOCKS, -1) if blocks % count == 0
         )
@@ -137,8 +137,8 @@ class ForwardLine:
 
     def _operator_counts(self) -> np.ndarray:
         """One for each operator of a unit; for each unit where there are none."""
-        counts = np.bincount(np.array(self.operators, dtype=np.int64), minlength=len(self.flops))
-        return counts if self.operators else np.ones(len(self.flops), dtype=np.int64)
+        counts = np.bincount(np.array(self.operators, dtype=np.int64), minlength=len(self.weights))
+        return counts if self.operators else np.ones(len(self.weights), dtype=np.int64)
 
     def _between_blocks(self, num_layers: int) -> tuple[int, ...]:
         """Boundaries before the first blocks of the layers."""
@@ -152,4 +152,4 @@ class ForwardLine:
             # cheapest places.
             behind = int(np.argmin(self.crossing[low : high + 1][::-1])) if low <= high else 0
             inner.append(high - behind if low <= high else low)
-        return (0, *inner, len(self.flops))
+        return (0, *inner, len(self.weights))

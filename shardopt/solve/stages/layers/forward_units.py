@@ -22,32 +22,34 @@ _MAX_UNITS = 1000
 _OPERATORS = frozenset({"convolution", "custom_call", "dot", "dot_general", "while"})
 
 
-def line_of(graph: OpGraph, ops: Sequence[int]) -> tuple[np.ndarray, ForwardLine]:
-    """The unit of each of the forward operations `ops`, which are in program order, and the line of
-    the units."""
-    single = _line(graph, {index: unit for unit, index in enumerate(ops)})
+def line_of(
+    graph: OpGraph, ops: Sequence[int], weights: np.ndarray
+) -> tuple[np.ndarray, ForwardLine]:
+    """The unit of each of the forward operations `ops`, which are in program order and weigh so
+    much, and the line of the units."""
+    single = _line(graph, {index: unit for unit, index in enumerate(ops)}, weights)
     blocks = block_spans(single.runs, single.operators, single.crossing)
     borders = {place for block in blocks for place in block}
     if len(single.operators) <= _MAX_UNITS:
         borders |= places_between(single.operators, single.crossing)
-    units = join(single.flops, borders)
-    line = _line(graph, dict(zip(ops, units.tolist(), strict=True)))
+    units = join(weights, borders)
+    line = _line(graph, dict(zip(ops, units.tolist(), strict=True)), weights)
     spans = tuple((int(units[first]), int(units[stop - 1]) + 1) for first, stop in blocks)
     return units, replace(line, blocks=spans)
 
 
-def join(flops: np.ndarray, borders: Collection[int] = ()) -> np.ndarray:
+def join(weights: np.ndarray, borders: Collection[int] = ()) -> np.ndarray:
     """Unit of each operation: when there are many, neighbours are joined into about `_MAX_UNITS`
     units, but none across one of `borders`."""
-    if len(flops) <= _MAX_UNITS:
-        return np.arange(len(flops))
+    if len(weights) <= _MAX_UNITS:
+        return np.arange(len(weights))
     # Where a unit ends because of the limit, it and the next one together exceed it: there are
     # fewer than `_MAX_UNITS` such ends, and half as many because of the length. Length is bounded,
-    # too, as a long stretch without FLOPs would otherwise be one unit that cannot be cut.
-    limit, longest = 2 * flops.sum() / _MAX_UNITS, -(-2 * len(flops) // _MAX_UNITS)
-    units = np.zeros(len(flops), dtype=np.int64)
+    # too, as a long stretch without weight would otherwise be one unit that cannot be cut.
+    limit, longest = 2 * weights.sum() / _MAX_UNITS, -(-2 * len(weights) // _MAX_UNITS)
+    units = np.zeros(len(weights), dtype=np.int64)
     unit, filled, length = 0, 0.0, 0
-    for index, work in enumerate(flops):
+    for index, work in enumerate(weights):
         full = filled + work > limit or length >= longest
         if length and (full or index in borders):
             unit, filled, length = unit + 1, 0.0, 0
@@ -56,14 +58,13 @@ def join(flops: np.ndarray, borders: Collection[int] = ()) -> np.ndarray:
     return units
 
 
-def _line(graph: OpGraph, unit_of: Mapping[int, int]) -> ForwardLine:
+def _line(graph: OpGraph, unit_of: Mapping[int, int], weights: np.ndarray) -> ForwardLine:
     """The forward operations, in program order, with their units."""
     ops, tensors = graph.ops, graph.tensors
     units = np.fromiter(unit_of.values(), dtype=np.int64, count=len(unit_of))
-    flops = np.array([ops[index].weighted_flops for index in unit_of], dtype=float)
     workers = [index for index in unit_of if ops[index].name in _OPERATORS]
     return ForwardLine(
-        np.bincount(units, weights=flops),
+        np.bincount(units, weights=weights),
         _values(graph, unit_of),
         tuple(unit_of[index] for index in workers),
         tuple(

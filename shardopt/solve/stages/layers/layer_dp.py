@@ -4,10 +4,10 @@ about the same.
 Alpa (OSDI'22, section 5.2), equation 6: G(k, r) = min over i of max(G(i-1, r-1), C(i, k)) subject
 to FLOP(o_i..o_k) <= (1 + delta) · FLOP_total / L, where C(i, k) is the bytes operations i..k
 receive from earlier ones, each value once. Ties in the bottleneck G go to the smaller sum of C,
-then to the smaller variance of FLOPs.
+then to the smaller variance of FLOPs. Other weights than FLOPs (seconds) may stand in their place.
 
 The matrix C is never stored: an operation that reads a value adds its bytes to one contiguous range
-of layer starts, so the column C(·, k) follows from C(·, k-1), and the FLOP bound keeps only a
+of layer starts, so the column C(·, k) follows from C(·, k-1), and the bound of weights keeps only a
 window of about (1 + delta) n / L starts alive."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LayerSolution:
     cost: int
     total_bytes: int
     layer_bytes: tuple[int, ...]
-    layer_flops: tuple[float, ...]
+    layer_weights: tuple[float, ...]
     status: str
 
     @property
@@ -66,56 +66,56 @@ class LayerSolution:
 
 @timed("layer DP: solve")
 def solve_layers(
-    flops: Sequence[float] | np.ndarray,
+    weights: Sequence[float] | np.ndarray,
     values: Sequence[Value],
     num_layers: int,
     delta: float = DEFAULT_DELTA,
     least: float = 0.0,
 ) -> LayerSolution:
-    """The optimal clustering of `n` operations, `flops[n]` each, into exactly `num_layers`
+    """The optimal clustering of `n` operations, `weights[n]` each, into exactly `num_layers`
     non-empty layers.
 
-    Two exact passes: the least bottleneck c*, then the least (sum of C, sum of squared layer FLOPs)
-    among clusterings whose layers all receive at most c*. Raises UserError if `num_layers` is
-    infeasible, with the largest feasible one. Where it is possible at all, no layer has less than
-    the share `least` of an equal one. The paper has no such bound (0); without it a loss, which
-    receives next to nothing, becomes a layer, and two blocks elsewhere have to share one."""
-    flops = _checked_flops(flops, values)
-    _check_feasible(flops, num_layers, delta)
-    reads = _reads(len(flops), values)
-    starts = _starts(flops, num_layers, delta, least)
+    Two exact passes: the least bottleneck c*, then the least (sum of C, sum of squared weights of
+    layers) among clusterings whose layers all receive at most c*. Raises UserError if `num_layers`
+    is infeasible, with the largest feasible one. Where it is possible at all, no layer has less
+    than the share `least` of an equal one. The paper has no such bound (0); without it a loss,
+    which receives next to nothing, becomes a layer, and two blocks elsewhere have to share one."""
+    weights = _checked_weights(weights, values)
+    _check_feasible(weights, num_layers, delta)
+    reads = _reads(len(weights), values)
+    starts = _starts(weights, num_layers, delta, least)
     cost = _least_bottleneck(reads, starts, num_layers)
     if cost == _INFINITE_BYTES:
-        starts = _starts(flops, num_layers, delta, 0.0)
+        starts = _starts(weights, num_layers, delta, 0.0)
         cost = _least_bottleneck(reads, starts, num_layers)
-    boundaries = _least_sum(flops, reads, starts, num_layers, cost)
-    return evaluate(flops, values, boundaries, status="optimal")
+    boundaries = _least_sum(weights, reads, starts, num_layers, cost)
+    return evaluate(weights, values, boundaries, status="optimal")
 
 
-def relaxed_delta(flops: np.ndarray, num_layers: int, delta: float) -> float:
+def relaxed_delta(weights: np.ndarray, num_layers: int, delta: float) -> float:
     """`delta` for a number of layers that nobody asked for: one operation may outweigh a layer, and
     what follows it has to go somewhere, so that the balance gives way, not the user."""
-    heaviest = num_layers * float(flops.max(initial=0.0)) / max(float(flops.sum()), 1.0)
+    heaviest = num_layers * float(weights.max(initial=0.0)) / (float(weights.sum()) or 1.0)
     return delta + max(0.0, heaviest - 1)
 
 
-def is_feasible(flops: np.ndarray, num_layers: int, delta: float) -> bool:
+def is_feasible(weights: np.ndarray, num_layers: int, delta: float) -> bool:
     """Whether operations can be cut into so many layers, none heavier than `delta` allows."""
-    count = _min_layers(flops, num_layers, delta)
-    return 1 <= num_layers <= len(flops) and count <= num_layers
+    count = _min_layers(weights, num_layers, delta)
+    return 1 <= num_layers <= len(weights) and count <= num_layers
 
 
-def least_delta(flops: np.ndarray, num_layers: int) -> float:
+def least_delta(weights: np.ndarray, num_layers: int) -> float:
     """The least `delta` that is feasible, up to rounding."""
     low, high = 0.0, float(num_layers)
     while high - low > _DELTA_STEP:
         middle = (low + high) / 2
-        low, high = (low, middle) if is_feasible(flops, num_layers, middle) else (middle, high)
+        low, high = (low, middle) if is_feasible(weights, num_layers, middle) else (middle, high)
     return high
 
 
 def auto_layers(
-    flops: Sequence[float] | np.ndarray,
+    weights: Sequence[float] | np.ndarray,
     values: Sequence[Value],
     max_layers: int = MAX_AUTO_LAYERS,
     delta: float = DEFAULT_DELTA,
@@ -127,12 +127,12 @@ def auto_layers(
 
     `delta` is relaxed for heavy operations (`relaxed_delta`).
     """
-    flops = _checked_flops(flops, values)
-    reads = _reads(len(flops), values)
+    weights = _checked_weights(weights, values)
+    reads = _reads(len(weights), values)
     best, cheapest = 1, _INFINITE_BYTES - 1
-    for count in range(2, min(max_layers, len(flops)) + 1):
+    for count in range(2, min(max_layers, len(weights)) + 1):
         cost = _least_bottleneck(
-            reads, _starts(flops, count, relaxed_delta(flops, count, delta), least), count
+            reads, _starts(weights, count, relaxed_delta(weights, count, delta), least), count
         )
         # The first number that is feasible, mostly two, is the reference.
         if best == 1:
@@ -156,7 +156,7 @@ def equal_shares(weights: Sequence[float] | np.ndarray, num_layers: int) -> tupl
 
 
 def evaluate(
-    flops: Sequence[float] | np.ndarray,
+    weights: Sequence[float] | np.ndarray,
     values: Sequence[Value],
     boundaries: Sequence[int],
     status: str = "feasible",
@@ -168,13 +168,13 @@ def evaluate(
         home = layer_of[value.producer]
         for layer in {int(layer_of[consumer]) for consumer in value.consumers} - {int(home)}:
             received[layer] += value.bytes
-    work = tuple(float(np.sum(flops[start:end])) for start, end in pairwise(boundaries))
+    work = tuple(float(np.sum(weights[start:end])) for start, end in pairwise(boundaries))
     return LayerSolution(
         boundaries=tuple(boundaries),
         cost=max(received),
         total_bytes=sum(received),
         layer_bytes=tuple(received),
-        layer_flops=work,
+        layer_weights=work,
         status=status,
     )
 
@@ -182,16 +182,16 @@ def evaluate(
 # ---- input ----
 
 
-def _checked_flops(flops: Sequence[float] | np.ndarray, values: Sequence[Value]) -> np.ndarray:
-    flops = np.asarray(flops, dtype=np.float64)
-    if flops.ndim != 1 or (flops < 0).any() or not np.isfinite(flops).all():
-        raise ValueError("flops must be a vector of finite numbers of at least 0")
+def _checked_weights(weights: Sequence[float] | np.ndarray, values: Sequence[Value]) -> np.ndarray:
+    weights = np.asarray(weights, dtype=np.float64)
+    if weights.ndim != 1 or (weights < 0).any() or not np.isfinite(weights).all():
+        raise ValueError("weights must be a vector of finite numbers of at least 0")
     for value in values:
-        if not all(0 <= value.producer < consumer < len(flops) for consumer in value.consumers):
+        if not all(0 <= value.producer < consumer < len(weights) for consumer in value.consumers):
             raise ValueError(
-                f"{value}: consumers must come after the producer, within {len(flops)} operations"
+                f"{value}: consumers must come after the producer, within {len(weights)} operations"
             )
-    return flops
+    return weights
 
 
 def _reads(n: int, values: Sequence[Value]) -> list[list[tuple[int, int]]]:
@@ -207,19 +207,19 @@ def _reads(n: int, values: Sequence[Value]) -> list[list[tuple[int, int]]]:
     return reads
 
 
-# ---- the FLOP bound ----
+# ---- the bound of weights ----
 
 
-def _bound(flops: np.ndarray, num_layers: int, delta: float) -> float:
+def _bound(weights: np.ndarray, num_layers: int, delta: float) -> float:
     # The slack keeps exact shares (delta = 0) feasible in floating point.
-    return (1 + delta) * float(flops.sum()) / num_layers * (1 + 1e-9)
+    return (1 + delta) * float(weights.sum()) / num_layers * (1 + 1e-9)
 
 
-def _earliest_starts(flops: np.ndarray, num_layers: int, delta: float) -> np.ndarray:
+def _earliest_starts(weights: np.ndarray, num_layers: int, delta: float) -> np.ndarray:
     """int64 `[n + 1]`: the earliest start of a layer that ends before operation `end`; `end` if
     there is none."""
-    prefix = np.concatenate(([0.0], np.cumsum(flops)))
-    starts = np.searchsorted(prefix, prefix - _bound(flops, num_layers, delta), side="left")
+    prefix = np.concatenate(([0.0], np.cumsum(weights)))
+    starts = np.searchsorted(prefix, prefix - _bound(weights, num_layers, delta), side="left")
     return np.minimum(starts, np.arange(len(prefix)))
 
 
@@ -232,26 +232,26 @@ class _Starts:
     latest: np.ndarray
 
 
-def _starts(flops: np.ndarray, num_layers: int, delta: float, least: float) -> _Starts:
-    prefix = np.concatenate(([0.0], np.cumsum(flops)))
-    work = least * float(flops.sum()) / num_layers * (1 - 1e-9)
+def _starts(weights: np.ndarray, num_layers: int, delta: float, least: float) -> _Starts:
+    prefix = np.concatenate(([0.0], np.cumsum(weights)))
+    work = least * float(weights.sum()) / num_layers * (1 - 1e-9)
     latest = np.searchsorted(prefix, prefix - work, side="right") - 1
     return _Starts(
-        _earliest_starts(flops, num_layers, delta), np.minimum(latest, np.arange(len(prefix)) - 1)
+        _earliest_starts(weights, num_layers, delta), np.minimum(latest, np.arange(len(prefix)) - 1)
     )
 
 
-def _min_layers(flops: np.ndarray, num_layers: int, delta: float) -> int:
-    """Fewest layers under the FLOP bound for `num_layers`; n + 1 if one operation alone exceeds the
+def _min_layers(weights: np.ndarray, num_layers: int, delta: float) -> int:
+    """Fewest layers under the bound for `num_layers`; n + 1 if one operation alone exceeds the
     bound.
 
     Splitting a layer keeps the bound, so `num_layers` is feasible if and only if this is at most
     `num_layers` <= n."""
-    starts = _earliest_starts(flops, num_layers, delta)
-    end, count = len(flops), 0
+    starts = _earliest_starts(weights, num_layers, delta)
+    end, count = len(weights), 0
     while end > 0:
         if starts[end] == end:
-            return len(flops) + 1
+            return len(weights) + 1
         end, count = int(starts[end]), count + 1
     return count
 
@@ -265,26 +265,26 @@ def _check_count(n: int, num_layers: int) -> None:
         )
 
 
-def _check_feasible(flops: np.ndarray, num_layers: int, delta: float) -> None:
+def _check_feasible(weights: np.ndarray, num_layers: int, delta: float) -> None:
     if delta < 0:
         raise UserError(f"delta must be at least 0, got {delta}")
     if num_layers < 1:
         raise UserError(f"the number of layers must be at least 1, got {num_layers}")
-    n, total = len(flops), float(flops.sum())
-    if num_layers <= n and _min_layers(flops, num_layers, delta) <= num_layers:
+    n, total = len(weights), float(weights.sum())
+    if num_layers <= n and _min_layers(weights, num_layers, delta) <= num_layers:
         return
     # No layer can weigh less than the heaviest operation, which bounds the feasible numbers from
     # above.
-    heaviest = int(np.argmax(flops)) if n else 0
-    top = min(n, int((1 + delta) * total / flops[heaviest] * (1 + 1e-9))) if total > 0 else n
+    heaviest = int(np.argmax(weights)) if n else 0
+    top = min(n, int((1 + delta) * total / weights[heaviest] * (1 + 1e-9))) if total > 0 else n
     largest = next(
-        (count for count in range(top, 0, -1) if _min_layers(flops, count, delta) <= count), 0
+        (count for count in range(top, 0, -1) if _min_layers(weights, count, delta) <= count), 0
     )
     reason = "a layer needs an operation"
     if num_layers <= n:
         reason = (
-            f"a layer may hold {(1 + delta) / num_layers:.1%} of the FLOPs (delta {delta:g}), "
-            f"and operation {heaviest}, the heaviest, has {flops[heaviest] / total:.1%}"
+            f"a layer may hold {(1 + delta) / num_layers:.1%} of the work (delta {delta:g}), "
+            f"and operation {heaviest}, the heaviest, has {weights[heaviest] / total:.1%}"
         )
     raise UserError(
         f"cannot cut {n} operations into {num_layers} layers: {reason}; the largest feasible "
@@ -323,18 +323,18 @@ def _least_bottleneck(
 
 
 def _least_sum(
-    flops: np.ndarray,
+    weights: np.ndarray,
     reads: Sequence[Sequence[tuple[int, int]]],
     permitted: _Starts,
     num_layers: int,
     limit: int,
 ) -> tuple[int, ...]:
-    """Boundaries with every C at most `limit`, least in (sum of C, sum of squared FLOPs).
+    """Boundaries with every C at most `limit`, least in (sum of C, sum of squared weights).
 
     With the total fixed, the least sum of squares is the least variance. Both sums are additive
     over layers, so the lexicographic recursion is exact."""
     n = len(reads)
-    prefix = np.concatenate(([0.0], np.cumsum(flops)))
+    prefix = np.concatenate(([0.0], np.cumsum(weights)))
     # Bytes stay below 2**53, so these sums are exact.
     total = np.full((n + 1, num_layers + 1), np.inf)
     square = np.full((n + 1, num_layers + 1), np.inf)

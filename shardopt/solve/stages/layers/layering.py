@@ -61,7 +61,11 @@ class LayerProblem:
     continues input a. `starts`, if there are any, are the operations at which layers begin, but for
     the first layer. `num_layers=None` finds the number, but never fewer than `least_layers`;
     `method` is "dp" or a baseline, "equal-op" or "equal-layer". Operations `behind` a barrier wait
-    for the backward pass, although they may read nothing of it."""
+    for the backward pass, although they may read nothing of it.
+
+    Layers have about equal shares of the FLOPs of the forward pass; with `seconds`, those of each
+    operation, of the time of forward and backward, where forward operations that are
+    `computed_again` count twice."""
 
     graph: OpGraph
     weight_of: Mapping[int, tuple[int, ...]]
@@ -73,6 +77,8 @@ class LayerProblem:
     method: str = "dp"
     starts: tuple[int, ...] = ()
     behind: frozenset[int] = frozenset()
+    seconds: np.ndarray | None = None
+    computed_again: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -191,12 +197,12 @@ class _Assignment:
         ops = [
             index for index, inside in enumerate(self.forward) if inside and index not in sources
         ]
-        flops = np.array([self.graph.ops[index].weighted_flops for index in ops], dtype=float)
+        weights = self._weights()[ops]
         if self.problem.starts:
             # Boundaries of a plan file count operations, so none are joined.
-            units, solution = np.arange(len(ops)), self._from_starts(flops, ops)
+            units, solution = np.arange(len(ops)), self._from_starts(weights, ops)
         else:
-            units, line = line_of(self.graph, ops)
+            units, line = line_of(self.graph, ops, weights)
             solution = self._solve(line)
         unit_of = dict(zip(ops, units.tolist(), strict=True))
         self.num_layers = len(solution.boundaries) - 1
@@ -215,6 +221,47 @@ class _Assignment:
             copied = SHARED in readers or (len(readers) > 1 and needed <= made)
             self.layer[index] = SHARED if copied else min(readers)
         return solution
+
+    def _weights(self) -> np.ndarray:
+        """What layers have about equal shares of, by forward operation: float64 `[operations]`."""
+        if self.problem.seconds is None:
+            return np.array([op.weighted_flops for op in self.graph.ops], dtype=float)
+        weights = np.zeros(len(self.graph.ops))
+        home = self._homes()
+        for index, seconds in enumerate(self.problem.seconds):
+            if home[index] >= 0:
+                again = self.forward[index] and index in self.problem.computed_again
+                weights[home[index]] += seconds * (1 + again)
+        return weights
+
+    def _homes(self) -> list[int]:
+        """The forward operation whose layer each operation will about have: of a backward one the
+        last whose results it reads, or that reads a weight which it reads or makes a term of the
+        gradient of, but none behind those of the backward operations that it reads, as backward
+        dataflow never rises; -1 where there is none."""
+        home = [-1] * len(self.graph.ops)
+        for index, op in enumerate(self.graph.ops):
+            if self.shared[index]:
+                continue
+            if self.forward[index]:
+                home[index] = index
+                continue
+            made_by = [p for t in op.operands if (p := self.producers[t]) >= 0]
+            before = [home[p] for p in made_by if not self.forward[p] and home[p] >= 0]
+            top = min(before, default=len(home))
+            read_inputs = [
+                t
+                for t in op.operands
+                if self.producers[t] < 0 and t not in self.problem.free_inputs
+            ]
+            weights = [w for r in op.results for w in self.contributions.get(r, ())]
+            readers = [
+                c for t in (*read_inputs, *weights) for c in self.consumers[t] if self.forward[c]
+            ]
+            read = [p for p in made_by if self.forward[p]]
+            read += [c for c in readers if c <= top] or readers
+            home[index] = min(max(read), top) if read else min(top, max(before, default=-1))
+        return home
 
     def _sources(self) -> dict[int, frozenset[int]]:
         """Cheap forward ops that read only inputs (masks, slices of random bits, casts of weights)
@@ -246,10 +293,10 @@ class _Assignment:
         count = problem.num_layers
         if count is None:
             count = max(problem.least_layers, line.best_count(delta))
-            delta = relaxed_delta(line.flops, count, delta)
+            delta = relaxed_delta(line.weights, count, delta)
         return line.cut(count, delta, max(0.0, 1 - problem.delta), problem.method)
 
-    def _from_starts(self, flops: np.ndarray, ops: Sequence[int]) -> LayerSolution:
+    def _from_starts(self, weights: np.ndarray, ops: Sequence[int]) -> LayerSolution:
         """The layers that begin at the first forward operations at or behind `starts`."""
         inner = [bisect_left(ops, start) for start in self.problem.starts]
         boundaries = (0, *inner, len(ops))
@@ -258,13 +305,13 @@ class _Assignment:
                 "expected a forward operation in every layer, found layers that begin at "
                 f"{inner} of {len(ops)}"
             )
-        sums = tuple(float(flops[low:high].sum()) for low, high in pairwise(boundaries))
+        sums = tuple(float(weights[low:high].sum()) for low, high in pairwise(boundaries))
         return LayerSolution(
             boundaries=boundaries,
             cost=0,
             total_bytes=0,
             layer_bytes=(0,) * len(sums),
-            layer_flops=sums,
+            layer_weights=sums,
             status="fixed",
         )
 

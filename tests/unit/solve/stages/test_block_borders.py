@@ -57,7 +57,8 @@ def test_no_unit_crosses_a_border(flops: list[float], data: st.DataObject) -> No
 def test_units_of_a_long_model_keep_its_blocks(blocks: int) -> None:
     """A residual stream with two products and many light operations a block."""
     graph, per_block = residual_stream(blocks)
-    units, line = line_of(graph, range(len(graph.ops)))
+    flops = np.array([op.flops for op in graph.ops])
+    units, line = line_of(graph, range(len(graph.ops)), flops)
     assert len(line.blocks) == blocks
     for k, (first, stop) in enumerate(line.blocks):
         inside = {int(unit) for unit in units[k * per_block : (k + 1) * per_block]}

@@ -113,9 +113,9 @@ def test_a_loss_is_no_layer() -> None:
     """Next to nothing enters it, and the paper's order of criteria makes it a layer of its own."""
     line = model(4, head=0.01)
     values = [*line.values[:-1], Value(15, 1, (16,))]
-    paper = solve_layers(line.flops, values, 3, delta=0.6)
-    assert paper.layer_flops[-1] == 0.01
-    assert min(solve_layers(line.flops, values, 3, delta=0.6, least=0.4).layer_flops) >= 4
+    paper = solve_layers(line.weights, values, 3, delta=0.6)
+    assert paper.layer_weights[-1] == 0.01
+    assert min(solve_layers(line.weights, values, 3, delta=0.6, least=0.4).layer_weights) >= 4
 
 
 @pytest.mark.parametrize(("blocks", "layers"), [(12, 4), (12, 5), (9, 2), (6, 6)])
@@ -164,13 +164,13 @@ def test_no_block_is_cut_where_parts_are_no_more_even(blocks: int, layers: int) 
 def test_blocks_are_cut_where_that_is_more_even() -> None:
     """Four blocks for three layers: whole blocks would make one layer twice as heavy."""
     line = wide_model(4, head=0.0, inside=5)
-    assert max(line.cut(3, 0.5, 0.5, "dp").layer_flops) == 6
-    assert max(replace(line, blocks=()).cut(3, 0.5, 0.5, "dp").layer_flops) == 6
+    assert max(line.cut(3, 0.5, 0.5, "dp").layer_weights) == 6
+    assert max(replace(line, blocks=()).cut(3, 0.5, 0.5, "dp").layer_weights) == 6
 
 
 def test_a_layer_for_each_block_beside_a_heavy_head() -> None:
     """The head is a layer of its own, and two blocks share one."""
     solution = wide_model(12, head=20.0).cut(12, 0.5, 0.5, "dp")
-    assert sorted(solution.layer_flops) == [4.0] * 10 + [8.0, 20.0]
+    assert sorted(solution.layer_weights) == [4.0] * 10 + [8.0, 20.0]
     with pytest.raises(UserError, match="the largest feasible number is 5"):
         replace(wide_model(12, head=20.0), blocks=()).cut(12, 0.5, 0.5, "dp")

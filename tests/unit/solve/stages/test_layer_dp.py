@@ -76,7 +76,7 @@ def test_agrees_with_brute_force(problem: tuple[list[int], list[Value], int, flo
             solve_layers(flops, values, num_layers, delta)
         return
     solution = solve_layers(flops, values, num_layers, delta)
-    squares = sum(w * w for w in solution.layer_flops)
+    squares = sum(w * w for w in solution.layer_weights)
     assert (solution.cost, solution.total_bytes, squares) == expected
     assert solution.layer_bytes == tuple(received(values, a, b) for a, b in solution.layers)
     assert solution.status == "optimal"
@@ -95,7 +95,7 @@ def test_a_least_share_agrees_with_brute_force(
     if free is None:
         reject()
     solution = solve_layers(flops, values, num_layers, delta, least)
-    squares = sum(w * w for w in solution.layer_flops)
+    squares = sum(w * w for w in solution.layer_weights)
     assert (solution.cost, solution.total_bytes, squares) == (
         brute_force(flops, values, num_layers, delta, least) or free
     )
@@ -162,7 +162,7 @@ def test_smaller_sum_breaks_ties_of_the_bottleneck() -> None:
         ),
         (
             3,
-            "cannot cut 4 operations into 3 layers: a layer may hold 50.0% of the FLOPs (delta "
+            "cannot cut 4 operations into 3 layers: a layer may hold 50.0% of the work (delta "
             "0.5), and operation 1, the heaviest, has 62.5%; the largest feasible number is 2",
         ),
     ],
@@ -181,7 +181,7 @@ def test_negative_delta_is_refused() -> None:
 def test_malformed_input_is_our_bug() -> None:
     with pytest.raises(ValueError, match="consumers must come after the producer"):
         solve_layers([1, 1], [Value(1, 8, (0,))], 1)
-    with pytest.raises(ValueError, match="flops must be"):
+    with pytest.raises(ValueError, match="weights must be"):
         solve_layers([1, -1], [], 1)
 
 

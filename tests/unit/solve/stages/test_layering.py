@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
@@ -197,6 +198,62 @@ def test_number_of_layers_is_found() -> None:
 def test_baselines(method: str) -> None:
     layering = layers(mlp(4), 2, method=method)
     assert (layering["f0"], layering["f3"]) == (0, 1)
+
+
+def seconds_of(step: StepBuilder, **of_name: float) -> np.ndarray:
+    """One second for each operation, or what is said of those whose labels begin so."""
+    return np.array(
+        [
+            next((each for start, each in of_name.items() if name.startswith(start)), 1.0)
+            for name in step.names
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("of_name", "expected"),
+    [
+        ({}, [0, 0, 0, 1, 1, 1]),
+        # The backward pass of a block counts for its forward.
+        ({"b0": 4.0, "b1": 4.0}, [0, 0, 1, 1, 1, 1]),
+        ({"b4": 4.0, "b5": 4.0}, [0, 0, 0, 0, 1, 1]),
+        # So does the sum of the gradient of a weight, and what follows the loss for the last one.
+        ({"w": 0.0, "b5": 9.0}, [0, 0, 0, 0, 0, 1]),
+        ({"metric": 12.0}, [0, 0, 0, 0, 1, 1]),
+    ],
+)
+def test_layers_of_equal_seconds(of_name: dict[str, float], expected: list[int]) -> None:
+    step = mlp(6)
+    layering = layers(step, 2, seconds=seconds_of(step, **of_name))
+    assert [layering[f"f{k}"] for k in range(6)] == expected
+
+
+def test_what_is_computed_again_counts_twice() -> None:
+    """Only forward operations are: the backward pass of the same blocks is not."""
+    step = mlp(6)
+    seconds = seconds_of(step, f4=3.0, f5=3.0)
+    again = frozenset(
+        number for number, name in enumerate(step.names) if name.startswith(("f4", "f5", "b"))
+    )
+    one_layer = assign_layers(step.problem(1, seconds=seconds, computed_again=again))
+    assert one_layer.solution.layer_weights == (seconds.sum() + 4 * 3.0,)
+    once, twice = (
+        layers(step, 2, seconds=seconds, computed_again=each) for each in (frozenset(), again)
+    )
+    first = [
+        sum(found[f"f{k}{tail}"] == 0 for k in range(6) for tail in ("", ".tanh"))
+        for found in (once, twice)
+    ]
+    assert first[0] < first[1]
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3, 5])
+def test_the_seconds_of_layers_are_those_of_their_operations(num_layers: int) -> None:
+    step = mlp(10)
+    seconds = np.random.default_rng(0).uniform(1, 2, len(step.names))
+    found = assign_layers(step.problem(num_layers, seconds=seconds))
+    of_layer = np.bincount(found.layer, weights=seconds)
+    assert found.solution.layer_weights == pytest.approx(of_layer)
 
 
 def test_too_many_layers_is_a_users_mistake() -> None:
