@@ -13,7 +13,7 @@ REMARK_KINDS = {
     "dynamic-loop": "a loop that stays one, as its iterations depend on data",
     "explain": "why a value is sharded as it is; always printed where it is asked for",
     "full-batch-epilogue": "what mixes rows of the batch runs once a step, on all of it",
-    "layers": "the numbers of layers that were tried",
+    "layers": "the numbers of layers, or what layers have equal shares of, that were tried",
     "left-out-factor": "what all rows wait for multiplies their sums, behind the loop",
     "microbatches": "the numbers of microbatches that were tried",
     "no-batch": "no batch was found: the step is one microbatch",

@@ -182,8 +182,8 @@ def _search(
         options = best.choice.options
     elif options.microbatches is None or balances:
         best, attempts = best_choice(module, choices, run)
-        kind = "microbatches" if options.microbatches is None else "layers"
-        handler(_remark(kind, comparison(best, attempts)))
+        tried, cut = comparison(best, attempts), options.microbatches is None
+        handler(_remark("microbatches", tried) if cut else _remark("layers", tried))
         options = best.choice.options
     if options.layers == "search":
         best, attempts = grow_layers(module, options, run)

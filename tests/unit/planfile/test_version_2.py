@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shardopt.frontend.planning.make_plan import make_plan
 from shardopt.frontend.planning.plan_check import check_plan
 from shardopt.frontend.plans.from_plan_file import options_after
+from shardopt.ir.diagnostics import Diagnostic
 from shardopt.planfile.parts import VERSION, PlannedCopy, PlannedRemat
 from shardopt.planfile.plan_file import load_plan_file, load_values, read_plan_file
 from shardopt.planfile.version_2 import upgraded
@@ -51,11 +52,19 @@ def test_a_kept_file_is_read_in_the_words_of_version_3() -> None:
 
 def test_a_kept_file_gives_the_plan_that_it_was_written_for() -> None:
     """Its prediction is believed too: the figures of the plan that is written anew are its own."""
-    plan = make_plan(MODEL, options_after(KEPT, {}), cache=False)
+    said = list[Diagnostic]()
+    plan = make_plan(MODEL, options_after(KEPT, {}), cache=False, handler=said.append)
     assert load_plan_file(KEPT).stage_phase_prediction() is not None
+    of_plans = [each.message for each in said if each.kind == "sharding-plan"]
+    assert of_plans and all(message.endswith("; no bound is known") for message in of_plans)
     written = json.loads(json_text(plan.to_json()))
     paths = [each.path for each in differences(load_values(KEPT), written)]
-    since = ["options.microbatch_sums", "options.split_stacks", "options.overlap"]
+    since = [
+        "options.microbatch_sums",
+        "options.layer_balance",
+        "options.split_stacks",
+        "options.overlap",
+    ]
     since += ["options.offload", "stages[0].offload"]
     since += ["stages[1].predicted.peak_bytes", "stages[1].offload"]
     assert paths == ["model.fingerprint", *since], "options since then, at their defaults"

@@ -47,10 +47,9 @@ def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
     for kind, number in cost.collectives:
         pm.statistic(f"{mesh}: {kind}", number)
     kinds = ", ".join(f"{number} {kind}" for kind, number in cost.collectives) or "no collectives"
-    message = (
-        f"mesh '{mesh}': predicted {cost.seconds:.3g} s with {kinds}; within {solution.gap:.2%} "
-        "of the optimum"
-    )
+    is_bounded = solution.gap < 1  # not where a file gives the shardings
+    proven = f"within {solution.gap:.2%} of the optimum" if is_bounded else "no bound is known"
+    message = f"mesh '{mesh}': predicted {cost.seconds:.3g} s with {kinds}; {proven}"
     tied, freed = (solution.statistics.get(f"{how}_objective") for how in ("tied", "freed"))
     if isinstance(tied, float) and isinstance(freed, float):
         pm.statistic(f"{mesh}: objective with equal layers tied", tied)
