@@ -98,13 +98,17 @@ def _become(work: Callable[[Connection], None], connection: Connection) -> NoRet
 
 def send_answer(work: Callable[[], object], connection: Connection) -> None:
     """Send what `work` returns and what it raises, one of them None."""
+    connection.send_bytes(pickle.dumps(_outcome(work)))
+
+
+def _outcome(work: Callable[[], object]) -> _Outcome:
     try:
-        answer: _Outcome = (work(), None)
+        return work(), None
     except Exception as error:
-        if not isinstance(error, UserError):  # where it was is not in what is sent
+        # Where it was is not in what a child sends.
+        if not _may_fork and not isinstance(error, UserError):
             error.add_note(traceback.format_exc())
-        answer = (None, error)
-    connection.send_bytes(pickle.dumps(answer))
+        return None, error
 
 
 class Beside(Generic[T]):
@@ -170,10 +174,8 @@ def _take(works: Sequence[Callable[[], object]], queue: _Queue) -> dict[int, _Ou
     """Do what is left in the queue; with the first error no other piece is begun."""
     done: dict[int, _Outcome] = {}
     for number in queue:
-        try:
-            done[number] = works[number](), None
-        except Exception as error:
-            done[number] = None, error
+        done[number] = _outcome(works[number])
+        if done[number][1] is not None:
             queue.empty()
     return done
 

@@ -25,7 +25,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
 from jaxlib.mlir import ir
 
 from shardopt.dialect.attributes import entries, i64
@@ -35,7 +34,7 @@ from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import StepProgram, read_program
 from shardopt.extract.op_graph import GraphReader
 from shardopt.extract.repeated_ops import behind_barriers, repeated_ops
-from shardopt.graph.op_graph import SHARED, OpGraph
+from shardopt.graph.op_graph import SHARED
 from shardopt.graph.recomputed_units import check_mode, split_mode
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.profile_file import with_profile
@@ -94,6 +93,7 @@ def _extract_body(program: StepProgram, options: ClusterLayers) -> tuple[_BodyRe
     count, least = options.layers or (planned.count if planned else None), options.least_layers
     starts = first_ops(reader.handles, planned.starts) if planned else ()
     behind = behind_barriers(program.body_ops)
+    is_timed = options.layer_balance == "seconds" and not starts
     return reader, LayerProblem(
         graph=graph,
         weight_of=gradients,
@@ -105,8 +105,8 @@ def _extract_body(program: StepProgram, options: ClusterLayers) -> tuple[_BodyRe
         method=options.method,
         starts=starts,
         behind=frozenset(number for number, op in enumerate(reader.handles) if op in behind),
-        seconds=options.seconds(graph),
-        computed_again=_computed_again(reader, options.recompute),
+        seconds=operation_seconds(graph, options.devices()) if is_timed else None,
+        computed_again=_computed_again(reader, options.recompute) if is_timed else frozenset(),
     )
 
 
@@ -213,17 +213,12 @@ class ClusterLayers(Pass):
 
     def check_options(self) -> None:
         if self.layer_balance == "seconds":
-            self._devices()
+            self.devices()
 
-    def _devices(self) -> Cluster:
+    def devices(self) -> Cluster:
+        """Those on which seconds are predicted. Raises UserError where nobody names any."""
         plan_file = load_plan_file(self.plan) if self.plan else PlanFile(VERSION)
         return with_profile(cluster_for(self.cluster, plan_file), self.profile)
-
-    def seconds(self, graph: OpGraph) -> np.ndarray | None:
-        """Those of each operation, where layers are balanced by them."""
-        return (
-            operation_seconds(graph, self._devices()) if self.layer_balance == "seconds" else None
-        )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:

@@ -108,7 +108,9 @@ def computed_again(data: bytes, recompute: str) -> dict[str, int]:
     """How many operations run twice, by name."""
     with make_context():
         program = read_program(microbatched(data, 2))
-        body, problem = _extract_body(program, ClusterLayers(recompute=recompute))
+        body, problem = _extract_body(
+            program, ClusterLayers(recompute=recompute, layer_balance="seconds", cluster=CLUSTER)
+        )
         names = [op.name for op in body.ops]
     found, counts = np.unique([names[n] for n in problem.computed_again], return_counts=True)
     return dict(zip(found.tolist(), counts.tolist(), strict=True))

@@ -104,6 +104,21 @@ def test_pieces_of_a_piece_are_done_by_children_that_have_nothing_left_to_do() -
 
 
 @pytest.mark.usefixtures("forking")
+def test_an_error_of_ours_says_where_it_was_in_the_child() -> None:
+    parent = os.getpid()
+
+    def fail() -> None:
+        time.sleep(0.1)  # long enough for everybody to take a piece
+        if os.getpid() != parent:
+            raise KeyError("missing")
+
+    with pytest.raises(KeyError, match="missing") as caught:
+        results([fail] * 3)
+    (note,) = caught.value.__notes__
+    assert "in fail" in note
+
+
+@pytest.mark.usefixtures("forking")
 def test_the_first_error_in_order_is_raised_and_no_more_is_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
